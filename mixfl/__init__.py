@@ -1,0 +1,57 @@
+"""mixfl: mixed federated learning.
+
+Train one model jointly on data that stays with clients and on a loss computed at the server.
+Names are imported when first used, so that `mixfl --help` does not wait for JAX.
+"""
+
+import importlib
+from typing import TYPE_CHECKING
+
+__version__ = "0.1.0"
+
+_WHERE = {
+    "ClientData": "mixfl.data.examples",
+    "Examples": "mixfl.data.examples",
+    "Problem": "mixfl.problem",
+    "Federated": "mixfl.problem",
+    "Central": "mixfl.problem",
+    "Settings": "mixfl.settings",
+    "MixflError": "mixfl.errors",
+    "Diverged": "mixfl.errors",
+    "train": "mixfl.runs.training",
+    "load": "mixfl.runs.directory",
+    "fed_avg": "mixfl.algorithms",
+    "parallel_training": "mixfl.algorithms",
+    "one_way_gt": "mixfl.algorithms",
+    "two_way_gt": "mixfl.algorithms",
+    "example_transfer": "mixfl.algorithms",
+    "oracle": "mixfl.algorithms",
+    "central": "mixfl.algorithms",
+    "pretrain": "mixfl.algorithms",
+    "baseline": "mixfl.algorithms",
+    "ALGORITHMS": "mixfl.algorithms",
+}
+
+__all__ = [*_WHERE, "__version__"]
+
+if TYPE_CHECKING:
+    from mixfl.algorithms import (
+        ALGORITHMS, baseline, central, example_transfer, fed_avg, one_way_gt, oracle,
+        parallel_training, pretrain, two_way_gt,
+    )  # fmt: skip
+    from mixfl.data.examples import ClientData, Examples
+    from mixfl.errors import Diverged, MixflError
+    from mixfl.problem import Central, Federated, Problem
+    from mixfl.runs.directory import load
+    from mixfl.runs.training import train
+    from mixfl.settings import Settings
+
+
+def __getattr__(name: str):
+    if name not in _WHERE:
+        raise AttributeError(f"module 'mixfl' has no attribute '{name}'")
+    return getattr(importlib.import_module(_WHERE[name]), name)
+
+
+def __dir__():
+    return sorted(__all__)

@@ -1,0 +1,51 @@
+"""Central: the central terms alone, J steps a round at the server. No client takes part."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from mixfl.algorithm import AUTO_KEYS, CENTRAL_KEYS, Algorithm, CentralUpdate, Feed, algorithm
+from mixfl.errors import MixflError
+from mixfl.optimizers import make
+from mixfl.problem import Params, Problem
+from mixfl.settings import Settings
+from mixfl.steps import add, central_batches, chunked_gradient, descend, draw_central
+
+
+class State(NamedTuple):
+    x: Params
+    central: Any  # CentralOpt's state
+
+
+@algorithm("central", CENTRAL_KEYS, AUTO_KEYS)
+def central(problem: Problem, s: Settings) -> Algorithm:
+    if not problem.central:
+        raise MixflError("this algorithm needs a central term, and the problem has none.")
+    draw = draw_central(problem, s, s.J, auto=s.cohort_size * s.client_batch)
+    select = lambda drawn: central_batches(problem, drawn)  # noqa: E731
+    return server_training(problem.central, s, Feed(clients=False, draw=draw), select)
+
+
+def server_training(terms, s: Settings, feed: Feed, select: Callable) -> Algorithm:
+    """Steps of CentralOpt on the sum of `terms`, whose batches `select(drawn)` gives."""
+    opt = make(s.central_opt, s.eta_c)
+
+    def grad(x, batches):
+        found = [
+            chunked_gradient(term, x, batch)
+            for term, batch in zip(terms, batches, strict=True)
+        ]
+        return add(*found)
+
+    def init(x):
+        return State(x, opt.init(x))
+
+    def central(state, drawn):
+        batches = select(drawn)
+        x, opt_state, _, loss = descend(grad, opt, state.x, batches, state.central)
+        return CentralUpdate(x, opt_state, None, loss / batches[0].mask.shape[0])
+
+    def update(state, messages, sums, central):
+        return State(central.delta, central.opt_state), {"train/loss": central.loss}
+
+    nobody = lambda *_: None  # noqa: E731
+    return Algorithm(init, lambda *_: [], nobody, nobody, central, update, feed)

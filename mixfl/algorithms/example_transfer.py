@@ -1,0 +1,37 @@
+"""Example Transfer: central examples are dealt out to the clients, which train on both.
+
+Every round S K |B_i| central examples are drawn. A client's step uses w_f x mean over its own
+batch + w_c x mean over its share of |B_i| central examples.
+"""
+
+import jax.numpy as jnp
+
+from mixfl.algorithm import CLIENT_KEYS, Algorithm, Batches, algorithm
+from mixfl.algorithms.fed_avg import fed_avg
+from mixfl.errors import MixflError
+from mixfl.problem import Problem
+from mixfl.settings import Settings
+from mixfl.steps import add, central_shares, client_update, gradient, scale
+
+
+@algorithm("example-transfer", CLIENT_KEYS, frozenset({"w_c"}))
+def example_transfer(problem: Problem, s: Settings) -> Algorithm:
+    if len(problem.central) != 1 or problem.central[0].examples is None:
+        raise MixflError(
+            "example-transfer needs one central term with data (examples to deal out); for a "
+            "regularizer use baseline, which computes it at the clients."
+        )
+    (central_term,) = problem.central
+    shares = dict(zip(problem.populations, central_shares(problem), strict=True))
+
+    def client(term, message, feed):
+        def grad(x, step):
+            loss, g = gradient(term, x, step.batches)
+            share = Batches(step.share, jnp.ones(step.batches.mask.shape))
+            _, g_share = gradient(central_term, x, share)
+            return loss, add(g, scale(shares[term], g_share))
+
+        return client_update(term, s, message, feed, grad)
+
+    algorithm = fed_avg.build(problem, s)
+    return algorithm._replace(client=client, feed=algorithm.feed._replace(share=True))

@@ -1,0 +1,45 @@
+"""FedAvg: clients train on their own loss, the server steps along the mean of their changes.
+
+Central terms are left out. The changes of several populations are added: the loss is a sum.
+"""
+
+from typing import Any, NamedTuple
+
+from mixfl.algorithm import CLIENT_KEYS, Algorithm, Feed, Message, algorithm
+from mixfl.errors import MixflError
+from mixfl.optimizers import make
+from mixfl.problem import Params, Problem
+from mixfl.settings import Settings
+from mixfl.steps import add, client_update, mean_delta, report, scale, weighted_summand
+
+
+class State(NamedTuple):
+    x: Params
+    server: Any  # ServerOpt's state
+
+
+@algorithm("fedavg", CLIENT_KEYS)
+def fed_avg(problem: Problem, s: Settings) -> Algorithm:
+    if not problem.populations:
+        raise MixflError("this algorithm needs a federated term, and the problem has none.")
+    server_opt = make(s.server_opt, s.server_lr)
+
+    def init(x):
+        return State(x, server_opt.init(x))
+
+    def broadcast(state, drawn):
+        return [Message(state.x) for _ in problem.populations]
+
+    def client(term, message, feed):
+        return client_update(term, s, message, feed)
+
+    def central(state, drawn):
+        return ()
+
+    def update(state, messages, sums, central):
+        delta = add(*map(mean_delta, sums))
+        x, server = server_opt.step(state.x, scale(-1, delta), state.server)
+        return State(x, server), report(problem, sums)
+
+    feed = Feed(draw=(None,) * len(problem.terms))
+    return Algorithm(init, broadcast, client, weighted_summand, central, update, feed)

@@ -1,0 +1,34 @@
+"""1-way Gradient Transfer: FedAvg in which every client step adds the central gradient g_c."""
+
+import jax
+
+from mixfl.algorithm import AUTO_KEYS, BATCH_KEYS, CLIENT_KEYS, Algorithm, Message, algorithm
+from mixfl.algorithms.fed_avg import fed_avg
+from mixfl.errors import MixflError
+from mixfl.problem import Problem
+from mixfl.settings import Settings
+from mixfl.steps import (
+    add, central_batches, central_shares, chunked_gradient, draw_central, scale,
+)  # fmt: skip
+
+
+@algorithm("1wgt", CLIENT_KEYS, BATCH_KEYS, AUTO_KEYS)
+def one_way_gt(problem: Problem, s: Settings) -> Algorithm:
+    if not problem.central:
+        raise MixflError("1wgt needs a central term, and the problem has none: use 2wgt or pt.")
+    shares = central_shares(problem)
+
+    def broadcast(state, drawn):
+        batches = jax.tree.map(lambda a: a[0], central_batches(problem, drawn))  # one each
+        gradients = [
+            chunked_gradient(term, state.x, batch)[1]
+            for term, batch in zip(problem.central, batches, strict=True)
+        ]
+        g_c = add(*gradients)
+        return [Message(state.x, scale(share, g_c)) for share in shares]
+
+    algorithm = fed_avg.build(problem, s)
+    rubric = s.local_steps * s.cohort_size * s.client_batch
+    feed = algorithm.feed._replace(draw=draw_central(problem, s, 1, auto=rubric))
+    return algorithm._replace(broadcast=broadcast, feed=feed)
+

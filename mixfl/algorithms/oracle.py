@@ -1,0 +1,22 @@
+"""Oracle: all data in one place, which federated learning rules out. The mark to reach.
+
+K steps a round of CentralOpt; each on w_f x mean of S |B_i| pooled federated examples
++ w_c x mean of a central batch of the same size.
+"""
+
+from mixfl.algorithm import AUTO_KEYS, Algorithm, Draw, Feed, algorithm
+from mixfl.algorithms.central import server_training
+from mixfl.problem import Problem
+from mixfl.settings import Settings
+
+
+@algorithm(
+    "oracle", AUTO_KEYS, frozenset({"central_lr", "central_opt", "central_chunk", "w_f", "w_c"})
+)
+def oracle(problem: Problem, s: Settings) -> Algorithm:
+    size = s.cohort_size * s.client_batch
+    draw = tuple(
+        Draw(s.local_steps, 1 if term.examples is None else min(size, len(term.examples)))
+        for term in problem.terms
+    )
+    return server_training(problem.terms, s, Feed(clients=False, draw=draw), lambda drawn: drawn)

@@ -1,0 +1,114 @@
+"""2-way Gradient Transfer: Parallel Training in which each term's steps add the gradients that
+the other terms had in the round before.
+
+Every delta then carries the whole mixed gradient, and the merge adds them: with m terms the
+step is m times as long, so merge_lr defaults to 1/m.
+"""
+
+import dataclasses
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from mixfl.algorithm import (
+    AUTO_KEYS, CENTRAL_KEYS, CLIENT_KEYS, MERGE_KEYS, Algorithm, Message, algorithm,
+)  # fmt: skip
+from mixfl.algorithms.parallel_training import State as PTState
+from mixfl.algorithms.parallel_training import parallel_training
+from mixfl.optimizers import make
+from mixfl.problem import Federated, Params, Problem
+from mixfl.settings import Settings
+from mixfl.steps import (
+    add, central_update, client_update, scale, weighted_summand, zeros,
+)  # fmt: skip
+
+
+class State(NamedTuple):
+    pt: PTState
+    gt: tuple  # per term, its gradient in the last round (the paper's g~)
+
+    @property
+    def x(self) -> Params:
+        return self.pt.x
+
+
+@algorithm("2wgt", CLIENT_KEYS, CENTRAL_KEYS, AUTO_KEYS, MERGE_KEYS)
+def two_way_gt(problem: Problem, s: Settings) -> Algorithm:
+    terms = problem.terms
+    # Plain SGD: the gradients follow from the deltas. Otherwise they are added up on the way.
+    collect_f = not make(s.client_opt, s.client_lr).plain
+    collect_c = not make(s.central_opt, s.eta_c).plain
+
+    def augment(gt):
+        """Per term, the sum of the other terms' gradients."""
+        if len(gt) == 1:
+            return [None]
+        return [add(*(g for k, g in enumerate(gt) if k != j)) for j in range(len(gt))]
+
+    def init(x):
+        return State(parallel.init(x), tuple(zeros(x) for _ in terms))
+
+    def broadcast(state, drawn):
+        return [
+            Message(state.x, aug)
+            for term, aug in zip(terms, augment(state.gt), strict=True)
+            if isinstance(term, Federated)
+        ]
+
+    def client(term, message, feed):
+        return client_update(term, s, message, feed, collect=collect_f)
+
+    def summand(upload):
+        # sum Delta_i is needed beside sum p_i Delta_i, unless they are the same (or grads are sent).
+        sums = weighted_summand(upload)
+        same = collect_f or s.weighting == "uniform"
+        return sums if same else sums._replace(delta=upload.delta)
+
+    def central(state, drawn):
+        aug = augment(state.gt)
+        opt_states = iter(state.pt.central)
+        return [
+            central_update(term, s, state.x, batches, next(opt_states), aug_j, collect_c)
+            for term, batches, aug_j in zip(terms, drawn, aug, strict=True)
+            if not isinstance(term, Federated)
+        ]
+
+    def update(state, messages, sums, central):
+        merged, info = parallel.update(state.pt, messages, sums, central)
+        aug = augment(state.gt)
+        fed, cent = iter(sums), iter(central)
+        gt = tuple(
+            federated_gt(next(fed), aug_j, gt_j)
+            if isinstance(term, Federated)
+            else central_gt(next(cent), aug_j)
+            for term, aug_j, gt_j in zip(terms, aug, state.gt, strict=True)
+        )
+        return State(merged, gt), info
+
+    def central_gt(c, aug):
+        """gt_c' = -Delta_c / (eta_c J) - gt_f, or the mean of the gradients themselves."""
+        if collect_c:
+            return scale(1 / s.J, c.grads)
+        mean = scale(-1 / (s.eta_c * s.J), c.delta)
+        return mean if aug is None else jax.tree.map(lambda m, a: m - a, mean, aug)
+
+    def federated_gt(sums, aug, gt):
+        """gt_f' = -sum Delta_i / (eta sum K_i) - gt_c; without any client step it stays."""
+        steps = jnp.maximum(sums.steps, 1)
+        if collect_f:
+            new = scale(1 / steps, sums.grads)
+        else:
+            delta = sums.weighted if sums.delta is None else sums.delta
+            new = scale(-1 / (s.client_lr * steps), delta)
+            if aug is not None:
+                new = jax.tree.map(lambda m, a: m - a, new, aug)
+        return jax.tree.map(lambda new, old: jnp.where(sums.steps > 0, new, old), new, gt)
+
+    merge_lr = 1 / len(terms) if s.merge_lr == "auto" else s.merge_lr
+    parallel = parallel_training.build(problem, dataclasses.replace(s, merge_lr=merge_lr))
+    return parallel._replace(
+        init=init, broadcast=broadcast, client=client, summand=summand, central=central,
+        update=update,
+    )  # fmt: skip
+

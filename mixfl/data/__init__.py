@@ -1,0 +1,5 @@
+"""Data: examples grouped by client, in memory or in a memory-mapped store; synthetic data."""
+
+from mixfl.data.examples import ClientData, Examples
+
+__all__ = ["ClientData", "Examples"]

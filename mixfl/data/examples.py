@@ -1,0 +1,205 @@
+"""Examples in columns, and examples grouped by client.
+
+`Examples` is a dict of columns of equal length; a row of all of them is one example. A column
+is a few NumPy arrays behind each other (views of memory-mapped record batches, or one array
+in memory). `ClientData` adds where each client's rows begin and end. Both may look at the
+columns through an index of rows, so that a subset needs no copy. Reading touches only the
+rows asked for.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from mixfl.errors import MixflError
+
+
+class Column:
+    """Rows of one shape and dtype, in one or several parts."""
+
+    def __init__(self, parts: Sequence[np.ndarray]):
+        self.parts = list(parts)
+        self.starts = np.cumsum([0] + [len(p) for p in self.parts])
+        self.dtype, self.shape = self.parts[0].dtype, self.parts[0].shape[1:]
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    def take(self, rows: np.ndarray) -> np.ndarray:
+        out = np.empty((len(rows), *self.shape), self.dtype)
+        if len(self.parts) == 1:
+            return np.take(self.parts[0], rows, axis=0, out=out, mode="clip")
+        where = np.searchsorted(self.starts, rows, side="right") - 1
+        for i in np.unique(where):
+            at = where == i
+            out[at] = self.parts[i][rows[at] - self.starts[i]]
+        return out
+
+
+@dataclass(frozen=True, eq=False)
+class Examples:
+    """Rows of named columns."""
+
+    columns: dict[str, Column]
+    rows: np.ndarray | None = None  # a subset, as an index into the columns
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> "Examples":
+        return cls({name: Column([a]) for name, a in checked(arrays).items()})
+
+    def __len__(self) -> int:
+        return len(self.rows) if self.rows is not None else len(next(iter(self.columns.values())))
+
+    def take(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+        """The examples at `rows` (any shape of index): a dict of arrays [*rows.shape, ...]."""
+        flat = np.ravel(rows) if self.rows is None else self.rows[np.ravel(rows)]
+        return {
+            name: column.take(flat).reshape(*np.shape(rows), *column.shape)
+            for name, column in self.columns.items()
+        }
+
+    def all(self) -> dict[str, np.ndarray]:
+        return self.take(np.arange(len(self)))
+
+    def subset(self, rows: np.ndarray) -> "Examples":
+        rows = np.asarray(rows, np.int64)
+        return Examples(self.columns, rows if self.rows is None else self.rows[rows])
+
+    @property
+    def example_bytes(self) -> int:
+        return sum(c.dtype.itemsize * int(np.prod(c.shape)) for c in self.columns.values())
+
+
+@dataclass(frozen=True, eq=False)
+class ClientData:
+    """Examples in order of client: client i has the rows offsets[i] .. offsets[i + 1]."""
+
+    examples: Examples
+    offsets: np.ndarray  # [clients + 1]
+    ids: Sequence  # [clients], names for messages and splits
+    dropped: int = 0  # clients left out because they had no usable example
+
+    @classmethod
+    def from_arrays(cls, arrays: Mapping[str, np.ndarray], client) -> "ClientData":
+        """From columns and a column that names each row's client (numbers or strings)."""
+        columns = checked(arrays)
+        client = np.asarray(client)
+        n = len(next(iter(columns.values())))
+        if client.shape != (n,):
+            raise MixflError(
+                f"the client column has shape {client.shape}, the data has {n} rows: give one "
+                "client per row."
+            )
+        if client.dtype.kind == "f" and not np.isfinite(client).all():
+            raise MixflError("the client column has NaN: every row needs a client.")
+        ids, where, counts = np.unique(client, return_inverse=True, return_counts=True)
+        if not (np.diff(where) >= 0).all():
+            order = np.argsort(where, kind="stable")
+            columns = {name: a[order] for name, a in columns.items()}
+        examples = Examples({name: Column([a]) for name, a in columns.items()})
+        return cls(examples, np.concatenate([[0], np.cumsum(counts)]), ids)
+
+    @classmethod
+    def from_clients(cls, clients: Mapping[str, Mapping[str, np.ndarray]]) -> "ClientData":
+        """From one dict of columns per client. Clients without examples are dropped, counted."""
+        sizes = {c: len(next(iter(columns.values()), ())) for c, columns in clients.items()}
+        kept = {c: columns for c, columns in clients.items() if sizes[c]}
+        if not kept:
+            raise MixflError(f"none of the {len(clients)} clients has an example.")
+        names = next(iter(kept.values())).keys()
+        for c, columns in kept.items():
+            if columns.keys() != names:
+                raise MixflError(f"client {c!r} has columns {list(columns)}, expected {[*names]}.")
+        arrays = {k: np.concatenate([np.asarray(c[k]) for c in kept.values()]) for k in names}
+        offsets = np.cumsum([0] + [sizes[c] for c in kept])
+        columns = {name: Column([a]) for name, a in checked(arrays).items()}
+        return cls(Examples(columns), offsets, list(kept), len(clients) - len(kept))
+
+    @classmethod
+    def open(cls, path: str | Path) -> "ClientData":
+        """A store written by `write` or by `mixfl data prepare`, memory-mapped."""
+        from mixfl.data.store import open_store
+
+        return open_store(Path(path))
+
+    def write(self, path: str | Path) -> None:
+        from mixfl.data.store import StoreWriter
+
+        with StoreWriter(Path(path)) as store:
+            for i in range(len(self)):
+                store.add(self.ids[i], self.examples.take(self.rows(i)))
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def sizes(self) -> np.ndarray:
+        return np.diff(self.offsets)
+
+    def rows(self, i: int) -> np.ndarray:
+        return np.arange(self.offsets[i], self.offsets[i + 1])
+
+    def where(self, keep: Callable[[dict[str, np.ndarray]], np.ndarray], *names: str):
+        """The examples for which keep(columns) holds, reading only the columns in `names`."""
+        small = Examples({n: self.examples.columns[n] for n in names}, self.examples.rows)
+        kept = np.asarray(keep(small.all()), bool)
+        offsets = np.concatenate([[0], np.cumsum(kept)])[self.offsets]
+        subset = self.examples.subset(np.flatnonzero(kept))
+        return ClientData(subset, offsets, self.ids, self.dropped)
+
+    def select(self, clients: np.ndarray) -> "ClientData":
+        """The given clients (by position) only."""
+        rows = np.concatenate([self.rows(i) for i in clients])
+        offsets = np.cumsum([0, *(self.sizes()[clients])])
+        ids = [self.ids[i] for i in clients]
+        return ClientData(self.examples.subset(rows), offsets, ids, self.dropped)
+
+    def usable(self) -> "ClientData":
+        """Without the clients that have no example; they are counted in `dropped`."""
+        full = np.flatnonzero(self.sizes() > 0)
+        if len(full) == len(self):
+            return self
+        # An empty client takes no rows, so the examples stay as they are.
+        offsets = np.append(self.offsets[full], self.offsets[-1])
+        ids = [self.ids[i] for i in full]
+        return ClientData(self.examples, offsets, ids, self.dropped + len(self) - len(full))
+
+
+def checked(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Columns as 32-bit (or smaller) NumPy arrays of one length without NaN, or an error."""
+    if not isinstance(arrays, Mapping) or not arrays:
+        raise MixflError(
+            f"expected a dict of columns such as {{'x': x, 'y': y}}, got {type(arrays).__name__}."
+        )
+    out = {name: _checked_column(name, np.asarray(a)) for name, a in arrays.items()}
+    lengths = {name: len(a) for name, a in out.items()}
+    if len(set(lengths.values())) > 1:
+        raise MixflError(f"the columns have different numbers of rows: {lengths}.")
+    if not next(iter(lengths.values())):
+        raise MixflError("the data has no rows.")
+    return out
+
+
+def _checked_column(name: str, a: np.ndarray) -> np.ndarray:
+    if a.ndim == 0 or a.dtype.kind not in "biuf":
+        raise MixflError(
+            f"column '{name}' has dtype {a.dtype} and shape {a.shape}: expected numbers with one "
+            "row per example. Turn text and categories into numbers first."
+        )
+    if a.dtype.kind == "f":
+        for start in range(0, len(a), 1 << 16):  # in pieces: the data may be large
+            bad = ~np.isfinite(a[start : start + (1 << 16)])
+            if bad.any():
+                row = start + int(np.argwhere(bad)[0][0])
+                raise MixflError(
+                    f"column '{name}' has a NaN or infinite value in row {row}: remove or replace "
+                    "such rows before training."
+                )
+    if a.dtype == np.float64:
+        return a.astype(np.float32)
+    if a.dtype.kind in "iu" and a.dtype.itemsize == 8:
+        if a.size and (a.max() >= 2**31 or a.min() < -(2**31)):
+            raise MixflError(f"column '{name}' has whole numbers beyond 32 bits: number them anew.")
+        return a.astype(np.int32)
+    return a

@@ -1,0 +1,151 @@
+"""Reads the data of the coming rounds, in a thread, while the present one computes.
+
+A round is fed in one piece, or in several where its cohort exceeds the chunk size, so that
+memory is bounded by the chunk and not by the cohort. Every piece is a new array: JAX may use
+a NumPy buffer in place while a round still runs, so none is ever written to again.
+"""
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mixfl.algorithm import Algorithm, Batches, ClientFeed, Draw
+from mixfl.engine import cohort
+from mixfl.errors import MixflError
+from mixfl.problem import Problem
+from mixfl.settings import Settings
+
+CHUNK_BYTES = 256 << 20
+
+
+class Piece(NamedTuple):
+    round: int
+    drawn: Any  # per term, Batches or None; only in a round's first piece
+    clients: tuple  # per population, ClientFeed with leaves [clients of the chunk, ...]
+    last: bool  # the round ends with this piece
+
+
+class Feeder:
+    def __init__(self, problem: Problem, s: Settings, devices: int = 1):
+        self.problem, self.s, self.devices = problem, s, devices
+        self.starts = [np.asarray(t.clients.offsets) for t in problem.populations]
+        for term in problem.populations:
+            if s.cohort_size > len(term.clients):
+                raise MixflError(
+                    f"cohort_size = {s.cohort_size}, but the population '{term.name}' has "
+                    f"{len(term.clients)} clients: lower it to at most {len(term.clients)}."
+                )
+        per_client = max(
+            (t.examples.example_bytes for t in problem.populations), default=1
+        ) * (s.local_steps * s.client_batch)  # fmt: skip
+        most = max(1, CHUNK_BYTES // per_client) if s.cohort_chunk == "auto" else s.cohort_chunk
+        # Chunks as equal as can be, each with equal parts for the devices.
+        chunks = -(-s.cohort_size // most)
+        self.chunk = -(-s.cohort_size // (chunks * devices)) * devices
+
+    def pieces(self, algorithm: Algorithm, round: int) -> Iterator[Piece]:
+        feed, s = algorithm.feed, self.s
+        drawn = tuple(self._draw(round, j, draw) for j, draw in enumerate(feed.draw))
+        if not feed.clients:
+            yield Piece(round, drawn, (), True)
+            return
+        cohorts = [
+            cohort.cohort(s.seed, round, j, len(t.clients), s.cohort_size)
+            for j, t in enumerate(self.problem.populations)
+        ]
+        shares = self._deal(round) if feed.share else None
+        for start in range(0, s.cohort_size, self.chunk):
+            clients = tuple(
+                self._clients(round, j, chosen[start : start + self.chunk], start, shares)
+                for j, chosen in enumerate(cohorts)
+            )
+            last = start + self.chunk >= s.cohort_size
+            yield Piece(round, drawn if start == 0 else None, clients, last)
+
+    def _clients(self, round, population, chosen, start, shares) -> ClientFeed:
+        s, term = self.s, self.problem.populations[population]
+        rows = np.empty((self.chunk, s.local_steps, s.client_batch), np.int64)
+        mask = np.zeros((self.chunk, s.local_steps, s.client_batch), np.float32)
+        offsets = self.starts[population]
+        for i, client in enumerate(chosen):
+            first, n = offsets[client], offsets[client + 1] - offsets[client]
+            rows[i], mask[i] = cohort.client_rows(
+                s.seed, round, population, client, first, n, s.local_steps, s.client_batch
+            )
+        rows[len(chosen) :] = rows[0]  # no clients: padding, masked
+        share = None
+        if shares is not None:
+            dealt = shares[population][start : start + self.chunk]
+            dealt = dealt[np.minimum(np.arange(self.chunk), len(dealt) - 1)]
+            share = self.problem.central[0].examples.take(dealt)  # type: ignore[union-attr]
+        return ClientFeed(Batches(term.examples.take(rows), mask), share)
+
+    def _deal(self, round: int) -> np.ndarray:
+        """[populations, S, K, |B_i|] rows of the central term."""
+        s, shape = self.s, (len(self.starts), self.s.cohort_size, self.s.local_steps)
+        shape = (*shape, s.client_batch)
+        rng = cohort.generator(s.seed, round, cohort.SHARE)
+        n = len(self.problem.central[0].examples)  # type: ignore[arg-type]
+        return cohort.dealt_rows(rng, n, int(np.prod(shape))).reshape(shape)
+
+    def _draw(self, round: int, j: int, draw: Draw | None) -> Batches | None:
+        if draw is None:
+            return None
+        term, s = self.problem.terms[j], self.s
+        if term.examples is None:
+            return Batches(None, np.ones((draw.steps, 1, self.devices), np.float32))
+        what = cohort.POOLED if term in self.problem.populations else cohort.CENTRAL
+        rng = cohort.generator(s.seed, round, what, j)
+        rows = cohort.drawn_rows(rng, len(term.examples), draw.steps, draw.batch)
+        # Cut into chunks as equal as can be, each padded to equal parts for the devices.
+        chunks = -(-draw.batch // s.central_chunk)
+        chunk = -(-draw.batch // (chunks * self.devices)) * self.devices
+        place = np.arange(chunks * chunk)
+        shape = (draw.steps, chunks, chunk)
+        padded = rows[:, place % draw.batch].reshape(shape)
+        mask = np.broadcast_to((place < draw.batch).reshape(shape[1:]), shape).astype(np.float32)
+        return Batches(term.examples.take(padded), mask)
+
+
+class Prefetch:
+    """Iterates over `source` in a thread, at most `ahead` items ahead."""
+
+    def __init__(self, source: Callable[[], Iterator], ahead: int = 2):
+        self.items: queue.Queue = queue.Queue(ahead)
+        self.stopped = threading.Event()
+        self.thread = threading.Thread(target=self._run, args=(source,), daemon=True)
+        self.thread.start()
+
+    def _run(self, source):
+        try:
+            for item in source():
+                if not self._put((item, None)):
+                    return
+            self._put((None, StopIteration()))
+        except BaseException as error:  # handed to the consumer
+            self._put((None, error))
+
+    def _put(self, item) -> bool:
+        while not self.stopped.is_set():
+            try:
+                self.items.put(item, timeout=0.1)
+                return True
+            except queue.Full:
+                continue
+        return False
+
+    def __iter__(self):
+        while True:
+            item, error = self.items.get()
+            if isinstance(error, StopIteration):
+                return
+            if error is not None:
+                raise error
+            yield item
+
+    def close(self):
+        self.stopped.set()
+        self.thread.join()

@@ -1,0 +1,133 @@
+"""One compiled program per round.
+
+Scan over the clients of a population with the sums in the carry: neither the clients' models
+nor their changes are ever stacked (on a CPU, batched products of per-client weights are slow).
+With several devices each scans over its part of the cohort, and the sums are added up.
+
+A client whose update is not finite must not reach the sums. Looking at every update costs a
+pass over the model per client; so the scan first runs without looking, and only if the sums
+turn out not to be finite, again with. Both are the same compiled loop.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from mixfl.algorithm import Algorithm
+from mixfl.problem import Problem
+from mixfl.steps import add
+
+AXIS = "clients"
+
+
+class Carry(NamedTuple):
+    """Per population, what is summed over clients."""
+
+    sums: tuple
+    rejected: Any  # clients left out because their update was not finite
+
+
+def finite(tree) -> jax.Array:
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]))
+
+
+class Round:
+    """The programs of one algorithm: `whole` for a round in one piece, and its three parts."""
+
+    def __init__(self, algorithm: Algorithm, problem: Problem, devices: int = 1):
+        self.algorithm, self.problem, self.devices = algorithm, problem, devices
+        self.traces = 0
+        self.mesh = Mesh(np.array(jax.devices()[:devices]), (AXIS,)) if devices > 1 else None
+        self.whole = self._jit(self._whole, (None, P(None, None, AXIS), P(AXIS)), donate=0)
+        self.begin = self._jit(self._begin, (None, P(None, None, AXIS)))
+        self.accumulate = self._jit(self._accumulate, (None, None, P(AXIS)), donate=0)
+        self.finish = self._jit(self._finish, (None, P(None, None, AXIS), None, None), donate=0)
+
+    def _jit(self, function, specs, donate=None):
+        shardings = {}
+        if self.mesh is not None:
+            shardings["in_shardings"] = tuple(NamedSharding(self.mesh, s or P()) for s in specs)
+            shardings["out_shardings"] = NamedSharding(self.mesh, P())
+        donated = () if donate is None else (donate,)
+        return jax.jit(function, donate_argnums=donated, **shardings)
+
+    def _whole(self, state, drawn, clients):
+        self.traces += 1
+        messages = self.algorithm.broadcast(state, drawn)
+        carry = self._sum(messages, clients)
+        return self._update(state, drawn, messages, carry)
+
+    def _begin(self, state, drawn):
+        return self.algorithm.broadcast(state, drawn)
+
+    def _accumulate(self, carry, messages, clients):
+        self.traces += 1
+        return add(carry, self._sum(messages, clients))
+
+    def _finish(self, state, drawn, messages, carry):
+        return self._update(state, drawn, messages, carry)
+
+    def _update(self, state, drawn, messages, carry):
+        central = self.algorithm.central(state, drawn)
+        state, info = self.algorithm.update(state, messages, carry.sums, central)
+        info = {**info, "clients/rejected": carry.rejected, "finite": finite(state)}
+        return state, info
+
+    def empty(self, messages, clients) -> Carry:
+        shapes = jax.eval_shape(self._sum, messages, clients)
+        return jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), shapes)
+
+    def _sum(self, messages, clients) -> Carry:
+        """Sums over the cohort (or a chunk of it) of every population."""
+        if self.mesh is not None and clients:
+
+            def shard(messages, clients):
+                return jax.lax.psum(self._scan_all(messages, clients), AXIS)
+
+            return jax.shard_map(
+                shard, mesh=self.mesh, in_specs=(P(), P(AXIS)), out_specs=P(), check_vma=False
+            )(messages, clients)
+        return self._scan_all(messages, clients)
+
+    def _scan_all(self, messages, clients) -> Carry:
+        sums, rejected = [], jnp.zeros((), jnp.int32)
+        for term, message, feed in zip(self.problem.populations, messages, clients, strict=False):
+            s, r = self._scan(term, message, feed)
+            sums.append(s)
+            rejected += r
+        return Carry(tuple(sums), rejected)
+
+    def _scan(self, term, message, clients):
+        def one(feed):
+            return self.algorithm.client(term, message, feed)
+
+        shapes = jax.eval_shape(
+            lambda c: self.algorithm.summand(one(jax.tree.map(lambda a: a[0], c))), clients
+        )
+        zero = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
+
+        def scan(look):
+            def body(carry, feed):
+                sums, rejected = carry
+                upload = one(feed)
+                good = jax.lax.cond(look, finite, lambda _: jnp.array(True), upload)
+                summand = self.algorithm.summand(upload)
+                sums = jax.tree.map(lambda s, u: s + jnp.where(good, u, 0), sums, summand)
+                return (sums, rejected + ~good), None
+
+            return jax.lax.scan(body, (zero, jnp.zeros((), jnp.int32)), clients)[0]
+
+        def again(loop):
+            attempt, sums, _ = loop
+            return (attempt == 0) | ((attempt == 1) & ~finite(sums))
+
+        def attempt(loop):
+            return (loop[0] + 1, *scan(loop[0] == 1))
+
+        start = (jnp.zeros((), jnp.int32), zero, jnp.zeros((), jnp.int32))
+        _, sums, rejected = jax.lax.while_loop(again, attempt, start)
+        return sums, rejected

@@ -1,0 +1,145 @@
+"""The loop over rounds: feeds the compiled round, keeps one round in flight."""
+
+import os
+import time
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from mixfl.algorithm import Algorithm
+from mixfl.engine.feeding import Feeder, Prefetch
+from mixfl.engine.round import Round
+from mixfl.errors import MixflError
+from mixfl.problem import Params, Problem
+from mixfl.settings import Settings
+
+
+class RoundResult(NamedTuple):
+    round: int  # rounds done so far
+    state: Any  # has the model as .x
+    info: dict[str, Any]  # numbers of this round, still on the device
+
+
+class Simulator:
+    """Runs an algorithm on a problem. `devices` share a cohort (see `choose_devices`)."""
+
+    def __init__(self, problem: Problem, algorithm: Algorithm, s: Settings):
+        self.problem, self.algorithm, self.s = problem, algorithm, s
+        self.devices = choose_devices(s)
+        self.feeder = Feeder(problem, s, self.devices)
+        self.programs: dict[Algorithm, Round] = {}
+        self.waited = 0.0  # seconds that the loop waited for data
+
+    def init(self) -> Any:
+        """The state before the first round; the model comes from the seed."""
+        x = self.problem.init(jax.random.key(self.s.seed))
+        check_params(x)
+        # Own copies: the round donates its input, and states may share arrays with each other.
+        return jax.tree.map(lambda a: jax.numpy.array(a, copy=True), self.algorithm.init(x))
+
+    def at(self, round: int) -> Algorithm:
+        return self.algorithm.phase(round) if self.algorithm.phase else self.algorithm
+
+    def program(self, algorithm: Algorithm) -> Round:
+        if algorithm not in self.programs:
+            self.programs[algorithm] = Round(algorithm, self.problem, self.devices)
+        return self.programs[algorithm]
+
+    @property
+    def traces(self) -> int:
+        """Programs traced so far: one per phase of the algorithm, whatever the rounds."""
+        return sum(p.traces for p in self.programs.values())
+
+    def rounds(self, state: Any, start: int, stop: int) -> Iterator[RoundResult]:
+        """Rounds start .. stop - 1 from `state`, which is used up."""
+
+        def source():
+            for t in range(start, stop):
+                yield from self.feeder.pieces(self.at(t), t)
+
+        feed = Prefetch(source)
+        pending: Any = None
+        try:
+            pieces = iter(feed)
+            for t in range(start, stop):
+                state, info = self._round(self.program(self.at(t)), state, pieces)
+                # Stay one round ahead of the device, no more: memory and Ctrl-C want that.
+                if pending is not None:
+                    jax.block_until_ready(pending)
+                pending = info
+                yield RoundResult(t + 1, state, info)
+        finally:
+            feed.close()
+
+    def _round(self, program: Round, state, pieces):
+        piece = self._next(pieces)
+        drawn = piece.drawn
+        if piece.last:
+            return program.whole(state, drawn, piece.clients)
+        messages = program.begin(state, drawn)
+        carry = program.empty(messages, piece.clients)
+        while True:
+            carry = program.accumulate(carry, messages, piece.clients)
+            jax.block_until_ready(carry.rejected)  # a chunk's memory at a time
+            if piece.last:
+                return program.finish(state, drawn, messages, carry)
+            piece = self._next(pieces)
+
+    def _next(self, pieces):
+        begun = time.perf_counter()
+        piece = next(pieces)
+        self.waited += time.perf_counter() - begun
+        return piece
+
+    def message_bytes(self, round: int) -> tuple[float, float]:
+        """Bytes that a client downloads and uploads in the given round, from its arrays."""
+        algorithm = self.at(round)
+        if not algorithm.feed.clients:
+            return 0.0, 0.0
+        piece = next(iter(self.feeder.pieces(algorithm, round)))
+        state = jax.eval_shape(self.init)
+        messages = jax.eval_shape(algorithm.broadcast, state, piece.drawn)
+        down = up = 0.0
+        for term, message, feed in zip(
+            self.problem.populations, messages, piece.clients, strict=True
+        ):
+            one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), feed)
+            upload = jax.eval_shape(lambda m, f, t=term: algorithm.client(t, m, f), message, one)
+            down += _bytes(message) + _bytes(one.share)
+            up += _bytes(upload._replace(loss=None))
+        return down / len(messages), up / len(messages)
+
+
+def _bytes(tree) -> int:
+    return sum(int(np.prod(a.shape)) * a.dtype.itemsize for a in jax.tree.leaves(tree))
+
+
+def check_params(x: Params) -> None:
+    """Parameters are floating-point arrays, and finite."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(x):
+        name = jax.tree_util.keystr(path) or "the parameter"
+        dtype = getattr(leaf, "dtype", None)
+        if dtype is None or not jax.numpy.issubdtype(dtype, jax.numpy.floating):
+            raise MixflError(
+                f"init returned {name} of type {dtype or type(leaf).__name__}: parameters must be "
+                "floating-point arrays. Keep everything else out of them (see docs/models.md)."
+            )
+        if not isinstance(leaf, jax.core.Tracer) and not bool(jax.numpy.isfinite(leaf).all()):
+            raise MixflError(f"init returned {name} with NaN or infinite values.")
+    if not jax.tree.leaves(x):
+        raise MixflError("init returned no parameters.")
+
+
+def choose_devices(s: Settings) -> int:
+    available = len(jax.devices())
+    if s.devices == "auto":
+        return 1 if jax.default_backend() == "cpu" else available
+    if s.devices > available:
+        raise MixflError(
+            f"devices = {s.devices}, but JAX has {available}. On a CPU, as many as wanted are made "
+            "by the command line, or by jax.config.update('jax_num_cpu_devices', n) at the start "
+            f"of a program ({os.cpu_count()} cores here)."
+        )
+    return s.devices

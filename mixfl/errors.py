@@ -1,0 +1,34 @@
+"""Errors that are the user's to mend: the command line shows them without a traceback."""
+
+import difflib
+from collections.abc import Iterable
+
+
+class MixflError(Exception):
+    """Something the user gave, or the machine's state, makes the work impossible."""
+
+    exit_code = 2
+
+
+class Diverged(MixflError):
+    """Training produced non-finite numbers. The run directory keeps the last good state."""
+
+    exit_code = 3
+
+    def __init__(self, message: str, round: int):
+        super().__init__(message)
+        self.round = round
+
+
+class Interrupted(MixflError):
+    """Ctrl-C: the state is saved, the message says how to go on."""
+
+    exit_code = 130
+
+
+def unknown(kind: str, given: object, valid: Iterable[str]) -> MixflError:
+    """`unknown task 'simle': did you mean 'smile'?` and the list of all valid ones."""
+    names = sorted(valid)
+    near = difflib.get_close_matches(str(given), names, n=1, cutoff=0.5)
+    hint = f" Did you mean '{near[0]}'?" if near else ""
+    return MixflError(f"unknown {kind} '{given}'.{hint} Valid: {', '.join(names)}.")

@@ -1,0 +1,132 @@
+"""A problem is a sum of terms; a term is federated (its data stays with clients) or central.
+
+A loss is a function `loss(params, batch)` that returns one number per example, where `batch`
+is a dict of the data's columns; masks, means and weights are the library's to apply. A central
+term without data is a regularizer, `loss(params)`, one number.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from mixfl.data.examples import ClientData, Examples
+from mixfl.errors import MixflError
+
+Params = Any  # a pytree of floating-point arrays
+
+
+@dataclass(frozen=True, eq=False)
+class Federated:
+    """w x mean over clients of f_i; each f_i is the mean of `loss` over the client's examples."""
+
+    loss: Callable
+    clients: ClientData
+    weight: float = 1.0
+    name: str = "federated"
+
+    def __post_init__(self):
+        _check_term(self)
+        if not isinstance(self.clients, ClientData):
+            raise MixflError(
+                f"Federated needs a mixfl.ClientData, got {type(self.clients).__name__}: make one "
+                "with ClientData.from_arrays(columns, client=...) or ClientData.open(path)."
+            )
+        usable = self.clients.usable()
+        if not len(usable):
+            raise MixflError(
+                f"the population '{self.name}' is empty: none of its {usable.dropped} clients has "
+                "an example."
+            )
+        object.__setattr__(self, "clients", usable)
+
+    @property
+    def examples(self) -> Examples:
+        return self.clients.examples
+
+
+@dataclass(frozen=True, eq=False)
+class Central:
+    """w x mean of `loss` over the server's examples; without data, w x loss(params)."""
+
+    loss: Callable
+    data: Examples | Mapping[str, np.ndarray] | ClientData | None = None
+    weight: float = 1.0
+    name: str = "central"
+
+    def __post_init__(self):
+        _check_term(self)
+        data = self.data
+        if isinstance(data, ClientData):
+            data = data.examples
+        elif data is not None and not isinstance(data, Examples):
+            data = Examples.from_arrays(data)
+        object.__setattr__(self, "data", data)
+
+    @property
+    def examples(self) -> Examples | None:
+        return self.data  # type: ignore[return-value]
+
+
+Term = Federated | Central
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """What to train: the initial model, the terms, and how a model is judged.
+
+    `evaluate(params)` returns a dict of numbers, for instance {"loss": ..., "auc": ...} or
+    {"wikipedia/accuracy": ...}. `settings` are defaults for this problem's runs.
+    """
+
+    init: Callable[[Any], Params]  # key -> params
+    terms: Sequence[Term]
+    evaluate: Callable[[Params], Mapping[str, Any]] | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    name: str = "problem"
+
+    def __post_init__(self):
+        terms = tuple(self.terms)
+        object.__setattr__(self, "terms", terms)
+        if not terms or not all(isinstance(t, Federated | Central) for t in terms):
+            raise MixflError("a problem needs terms: mixfl.Federated and mixfl.Central.")
+        names = [t.name for t in terms]
+        if len(set(names)) < len(names):
+            raise MixflError(f"the terms need different names (name=...), got {names}.")
+
+    @property
+    def populations(self) -> tuple[Federated, ...]:
+        return tuple(t for t in self.terms if isinstance(t, Federated))
+
+    @property
+    def central(self) -> tuple[Central, ...]:
+        return tuple(t for t in self.terms if isinstance(t, Central))
+
+    def weighted(self, w_f: float | None, w_c: float | None) -> "Problem":
+        """With other weights of its federated and central term; None keeps the present one."""
+        terms = self.terms
+        for kind, key, weight in ((Federated, "w_f", w_f), (Central, "w_c", w_c)):
+            if weight is None:
+                continue
+            if sum(isinstance(t, kind) for t in terms) != 1:
+                raise MixflError(
+                    f"{key} is for problems with one {kind.__name__.lower()} term; this one has "
+                    f"{sum(isinstance(t, kind) for t in terms)}: set the weights in its terms."
+                )
+            terms = tuple(
+                dataclasses.replace(t, weight=weight) if isinstance(t, kind) else t for t in terms
+            )
+        return dataclasses.replace(self, terms=terms)
+
+
+def _check_term(term: Term) -> None:
+    kind = type(term).__name__
+    if not callable(term.loss):
+        raise MixflError(f"{kind}: the loss must be a function, got {type(term.loss).__name__}.")
+    weight = term.weight
+    if isinstance(weight, bool) or not isinstance(weight, int | float | np.number):
+        raise MixflError(f"{kind}: the weight must be a number, got {weight!r}.")
+    if not (np.isfinite(weight) and weight >= 0):
+        raise MixflError(f"{kind}: the weight must be finite and at least 0, got {weight}.")

@@ -1,0 +1,131 @@
+"""Every key of a run, once: the same in TOML, on the command line and in Python."""
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from mixfl.errors import MixflError, unknown
+
+Auto = Literal["auto"]
+WEIGHTINGS = ("examples", "steps", "uniform")
+
+
+def key(default, help: str, *, kind: type, least=None, above=None, auto=False, none=False):
+    """A field with what its value must be."""
+    meta = dict(help=help, kind=kind, least=least, above=above, auto=auto, none=none)
+    return field(default=default, metadata=meta)
+
+
+@dataclass(frozen=True)
+class Settings:
+    rounds: int = key(100, "rounds of training (T)", kind=int, least=1)
+    seed: int = key(0, "seed of cohorts, batches and the initial model", kind=int, least=0)
+    cohort_size: int = key(10, "clients per round and population (S)", kind=int, least=1)
+    client_batch: int = key(10, "examples in a client's batch (|B_i|)", kind=int, least=1)
+    local_steps: int = key(10, "most steps a client takes in a round (K)", kind=int, least=1)
+    client_lr: float = key(0.1, "client learning rate (eta)", kind=float, above=0)
+    server_lr: float = key(1.0, "server learning rate (eta_s)", kind=float, above=0)
+    central_batch: int | Auto = key(
+        "auto", "central batch (|B_c|); auto: S |B_i|, for 1wgt K S |B_i|", kind=int, least=1,
+        auto=True,
+    )  # fmt: skip
+    central_steps: int | Auto = key(
+        "auto", "central steps per round (J); auto: local_steps", kind=int, least=1, auto=True
+    )
+    central_lr: float | Auto = key(
+        "auto", "central learning rate (eta_c); auto: eta eta_s", kind=float, above=0, auto=True
+    )
+    merge_lr: float | Auto = key(
+        "auto", "merge learning rate (eta_m); auto: 1, for 2wgt 1/terms", kind=float, above=0,
+        auto=True,
+    )  # fmt: skip
+    w_f: float | None = key(
+        None, "weight of the federated term; unset: the problem's", kind=float, least=0, none=True
+    )
+    w_c: float | None = key(
+        None, "weight of the central term; unset: the problem's", kind=float, least=0, none=True
+    )
+    client_opt: Any = key("sgd", "ClientOpt: an optax optimizer", kind=str)
+    server_opt: Any = key("sgd", "ServerOpt", kind=str)
+    central_opt: Any = key("sgd", "CentralOpt", kind=str)
+    merge_opt: Any = key("sgd", "MergeOpt", kind=str)
+    weighting: str = key("examples", "weight of a client: examples, steps or uniform", kind=str)
+    pretrain_rounds: int | Auto = key(
+        "auto", "rounds of `central` before `fedavg`; auto: half", kind=int, least=0, auto=True
+    )
+    eval_every: int = key(10, "rounds between evaluations", kind=int, least=1)
+    checkpoint_every: int = key(50, "rounds between checkpoints", kind=int, least=1)
+    cohort_chunk: int | Auto = key(
+        "auto", "clients held in memory at once; auto: 256 MB of them", kind=int, least=1,
+        auto=True,
+    )  # fmt: skip
+    central_chunk: int = key(
+        512, "central examples in one gradient computation (summed exactly)", kind=int, least=1
+    )
+    devices: int | Auto = key(
+        "auto", "JAX devices that share a cohort; auto: see docs/simulator.md", kind=int, least=1,
+        auto=True,
+    )  # fmt: skip
+
+    def __post_init__(self):
+        for f in dataclasses.fields(self):
+            object.__setattr__(self, f.name, _checked(f, getattr(self, f.name)))
+        if self.weighting not in WEIGHTINGS:
+            raise unknown("weighting", self.weighting, WEIGHTINGS)
+
+    @property
+    def eta_c(self) -> float:
+        return self.client_lr * self.server_lr if self.central_lr == "auto" else self.central_lr
+
+    @property
+    def J(self) -> int:  # noqa: N802 (the paper's symbol)
+        return self.local_steps if self.central_steps == "auto" else self.central_steps
+
+
+KEYS = {f.name: f for f in dataclasses.fields(Settings)}
+
+
+def _checked(f: dataclasses.Field, value):
+    """The value as its key wants it, or an error that says what was wrong."""
+    meta = f.metadata
+    if (meta["auto"] and value == "auto") or (meta["none"] and value is None):
+        return value
+    if meta["kind"] is str:
+        if isinstance(value, str) or (f.name.endswith("_opt") and callable(value)):
+            return value
+    elif meta["kind"] is float and isinstance(value, int | float) and not isinstance(value, bool):
+        value = float(value)
+        if math.isfinite(value) and _in_range(meta, value):
+            return value
+    elif meta["kind"] is int and hasattr(value, "__index__") and not isinstance(value, bool):
+        value = int(value)
+        if _in_range(meta, value) and value < 2**63:
+            return value
+    raise MixflError(f"{f.name} = {value!r}: expected {_expected(meta)} ({meta['help']}).")
+
+
+def _in_range(meta, value) -> bool:
+    return (meta["least"] is None or value >= meta["least"]) and (
+        meta["above"] is None or value > meta["above"]
+    )
+
+
+def _expected(meta) -> str:
+    noun = {int: "a whole number", float: "a finite number", str: "a name"}[meta["kind"]]
+    if meta["least"] is not None:
+        noun += f" of at least {meta['least']}"
+    if meta["above"] is not None:
+        noun += f" above {meta['above']}"
+    return noun + (", or 'auto'" if meta["auto"] else "")
+
+
+def check_keys(given, *, valid, used=None, by: str = "") -> None:
+    """An unknown key is an error, and so is one that would have no effect."""
+    for name in given:
+        if name not in valid:
+            raise unknown("key", name, valid)
+        if used is not None and name not in used:
+            raise MixflError(
+                f"key '{name}' has no effect on {by}. It uses: {', '.join(sorted(used))}."
+            )

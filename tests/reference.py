@@ -1,0 +1,315 @@
+"""A slow reference of every algorithm in float64 NumPy: the judge of the fast simulator.
+
+It is written from the paper's Algorithms 1 and 2 and Appendix A, and from section 2 of the
+design, not from the code that it judges. Nothing is padded, masked, batched over clients or
+compiled: a client is a Python loop over its own list of batches, and a model is one vector x.
+
+Chance is not part of it. Whoever calls draws the data; a `Round` holds the batches of one round,
+and `train` says which models follow from them.
+
+    f(x) = sum over the terms j of w_j f_j(x)
+
+Every gradient below contains its term's weight w_j. An optimizer takes what the paper gives it:
+a gradient at the clients and for the central steps, a negative delta for ServerOpt and MergeOpt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+Model = np.ndarray  # [d], as are its gradients and deltas
+Batch = Any  # what Term.loss takes; None for a regularizer
+
+
+@dataclass(frozen=True)
+class Term:
+    """One summand w_j f_j of the mixed loss."""
+
+    kind: str  # "federated" or "central"
+    # (x, batch) -> per-example losses [n], gradient [d] of their plain mean;
+    # of a regularizer, (x, None) -> the loss, its gradient [d]
+    loss: Callable
+    weight: float = 1.0  # w_j
+
+
+@dataclass(frozen=True)
+class Settings:
+    client_lr: float
+    server_lr: float = 1.0
+    central_lr: float | None = None  # None: client_lr * server_lr
+    merge_lr: float | None = None  # None: 1/m for 2wgt with m terms, otherwise 1
+    client_opt: str = "sgd"  # "sgd", "momentum" or "adam", as the three that follow
+    server_opt: str = "sgd"
+    central_opt: str = "sgd"
+    merge_opt: str = "sgd"
+    weighting: str = "examples"  # p_i: "examples", "steps" or "uniform"
+    pretrain_rounds: int = 0
+
+
+@dataclass(frozen=True)
+class Round:
+    """The data of one round."""
+
+    clients: list  # [federated term][client of the cohort][step] -> batch
+    drawn: list  # [term][step] -> batch drawn at the server; None: a regularizer, or not needed
+    shares: list | None = None  # [federated term][client][step] -> batch of central examples
+    central_steps: int = 1  # the number of steps where nothing is drawn: J, for the oracle K
+
+
+def train(
+    algorithm: str, terms: list[Term], x0, settings: Settings, rounds: list[Round]
+) -> list[Model]:
+    """The model after each round."""
+    assert all(term.kind in ("federated", "central") for term in terms)
+    return ALGORITHMS[algorithm](terms, np.array(x0, dtype=np.float64), settings, rounds)
+
+
+# Optimizers ---------------------------------------------------------------------------------------
+
+
+class Optimizer:
+    """An optimizer together with its state: make a new one to start fresh."""
+
+    def __init__(self, name: str, lr: float):
+        if name not in ("sgd", "momentum", "adam"):
+            raise ValueError(f"unknown optimizer {name!r}: expected sgd, momentum or adam")
+        self.name, self.lr = name, lr
+        self.t, self.mean, self.square = 0, 0.0, 0.0
+
+    def step(self, x: Model, g: Model) -> Model:
+        if self.name == "sgd":
+            return x - self.lr * g
+        if self.name == "momentum":
+            self.mean = 0.9 * self.mean + g
+            return x - self.lr * self.mean
+        self.t += 1
+        self.mean = 0.9 * self.mean + 0.1 * g
+        self.square = 0.999 * self.square + 0.001 * g**2
+        mean_hat = self.mean / (1 - 0.9**self.t)
+        square_hat = self.square / (1 - 0.999**self.t)
+        return x - self.lr * mean_hat / (np.sqrt(square_hat) + 1e-8)
+
+
+def central_lr(s: Settings) -> float:
+    return s.client_lr * s.server_lr if s.central_lr is None else s.central_lr
+
+
+# The paper's verbs --------------------------------------------------------------------------------
+
+
+def gradient(term: Term, x: Model, batch: Batch) -> Model:
+    return term.weight * np.asarray(term.loss(x, batch)[1], dtype=np.float64)
+
+
+def examples(term: Term, x: Model, batch: Batch) -> int:
+    return np.size(term.loss(x, batch)[0])
+
+
+def total(vectors: Iterable[Model], x: Model) -> Model:
+    """Their sum; where there are none, a zero of the shape of x."""
+    return sum(vectors, np.zeros_like(x))
+
+
+def constant(g: Model) -> Callable[..., Model]:
+    """To add the same gradient in every step."""
+    return lambda *step: g
+
+
+@dataclass(frozen=True)
+class Steps:
+    """What a client, or a central term, did in one round."""
+
+    delta: Model  # from the first model to the last
+    own: Model  # the sum of its own gradients, without what augmented them
+    K: int  # steps
+    n: int  # examples processed
+
+
+def local_steps(term, x, batches, opt, augment) -> Steps:
+    """ClientUpdate of Algorithm 1, and its central steps. Step k adds augment(k, x_k)."""
+    x_k, own, n = x, np.zeros_like(x), 0
+    for k, batch in enumerate(batches):
+        g = gradient(term, x_k, batch)
+        own = own + g
+        n = n + examples(term, x_k, batch)
+        x_k = opt.step(x_k, g + augment(k, x_k))
+    return Steps(x_k - x, own, len(batches), n)
+
+
+def cohort(term, x, clients, s, augment) -> list[Steps]:
+    """The clients that have data, each from x. Step k of client i adds augment(i, k, x_k)."""
+    return [
+        local_steps(term, x, batches, Optimizer(s.client_opt, s.client_lr), partial(augment, i))
+        for i, batches in enumerate(clients)
+        if batches
+    ]
+
+
+def aggregate(x, clients: list[Steps], s) -> Model:
+    """Delta = sum p_i Delta_i / sum p_i, and 0 if no client took a step."""
+    if not clients:
+        return np.zeros_like(x)
+    p = [{"examples": i.n, "steps": i.K, "uniform": 1}[s.weighting] for i in clients]
+    return total((p_i * i.delta for p_i, i in zip(p, clients, strict=True)), x) / sum(p)
+
+
+def average_gradient(done: list[Steps], opt: str, lr: float, aug: Model, gt: Model) -> Model:
+    """gt' of 2wgt: the mean of a term's own gradients over all its steps (Appendix A).
+
+    The deltas are summed without their weights p_i: that is what makes it a mean over steps.
+    """
+    K = sum(i.K for i in done)
+    if K == 0:
+        return gt
+    if opt != "sgd":
+        return total((i.own for i in done), gt) / K
+    return -total((i.delta for i in done), gt) / (lr * K) - aug
+
+
+def places(kind: str, terms: list[Term]) -> list[int]:
+    """Where in the list of terms those of a kind are."""
+    return [j for j, term in enumerate(terms) if term.kind == kind]
+
+
+def drawn(r: Round, j: int) -> list[Batch]:
+    return [None] * r.central_steps if r.drawn[j] is None else r.drawn[j]
+
+
+# FedAvg, and Algorithm 2 with others that only change the clients' gradients ----------------------
+
+
+def fedavg(terms, x, s, rounds, augmenting=lambda r, x, population: constant(np.zeros_like(x))):
+    server = Optimizer(s.server_opt, s.server_lr)
+    models = []
+    for r in rounds:
+        delta = np.zeros_like(x)
+        for population, j in enumerate(places("federated", terms)):
+            augment = augmenting(r, x, population)
+            clients = cohort(terms[j], x, r.clients[population], s, augment)
+            delta = delta + aggregate(x, clients, s)
+        x = server.step(x, -delta)
+        models.append(x)
+    return models
+
+
+def one_way(terms, x, s, rounds):
+    w_f = [terms[j].weight for j in places("federated", terms)]
+
+    def augmenting(r, x, population):
+        g_c = total((gradient(terms[j], x, drawn(r, j)[0]) for j in places("central", terms)), x)
+        # fedavg adds up the populations, so that g_c in full to each would count several times.
+        return constant(g_c * w_f[population] / sum(w_f))
+
+    return fedavg(terms, x, s, rounds, augmenting)
+
+
+def example_transfer(terms, x, s, rounds):
+    (c,) = places("central", terms)
+    w_f = [terms[j].weight for j in places("federated", terms)]
+
+    def augmenting(r, x, population):
+        part = w_f[population] / sum(w_f)  # as in one_way
+        return lambda i, k, x_k: part * gradient(terms[c], x_k, r.shares[population][i][k])
+
+    return fedavg(terms, x, s, rounds, augmenting)
+
+
+def baseline(terms, x, s, rounds):
+    w_f = [terms[j].weight for j in places("federated", terms)]
+
+    def augmenting(r, x, population):
+        part = w_f[population] / sum(w_f)  # as in one_way
+        regularizers = [terms[j] for j in places("central", terms)]
+        return lambda i, k, x_k: part * total((gradient(t, x_k, None) for t in regularizers), x_k)
+
+    return fedavg(terms, x, s, rounds, augmenting)
+
+
+# Algorithm 1 --------------------------------------------------------------------------------------
+
+
+def parallel_training(terms, x, s, rounds):
+    return algorithm_1(terms, x, s, rounds, auto_merge_lr=1, transfer=False)
+
+
+def two_way(terms, x, s, rounds):
+    return algorithm_1(terms, x, s, rounds, auto_merge_lr=1 / len(terms), transfer=True)
+
+
+def algorithm_1(terms, x, s, rounds, auto_merge_lr, transfer):
+    server = [Optimizer(s.server_opt, s.server_lr) for _ in terms]  # one per population
+    central = [Optimizer(s.central_opt, central_lr(s)) for _ in terms]  # one per central term
+    merge = Optimizer(s.merge_opt, auto_merge_lr if s.merge_lr is None else s.merge_lr)
+    gt = [np.zeros_like(x) for _ in terms]  # for pt they stay 0
+    models = []
+    for r in rounds:
+        # What augments a term: the gt of all the others.
+        aug = [total(gt[:j] + gt[j + 1 :], x) for j in range(len(terms))]
+        delta = np.zeros_like(x)
+
+        for j in places("central", terms):
+            done = local_steps(terms[j], x, drawn(r, j), central[j], constant(aug[j]))
+            delta_c = done.delta
+            delta = delta + delta_c
+            if transfer:
+                gt[j] = average_gradient([done], s.central_opt, central_lr(s), aug[j], gt[j])
+
+        for population, j in enumerate(places("federated", terms)):
+            clients = cohort(terms[j], x, r.clients[population], s, constant(aug[j]))
+            x_f = server[j].step(x, -aggregate(x, clients, s))
+            delta_f = x_f - x
+            delta = delta + delta_f
+            if transfer:
+                gt[j] = average_gradient(clients, s.client_opt, s.client_lr, aug[j], gt[j])
+
+        x = merge.step(x, -delta)
+        models.append(x)
+    return models
+
+
+# All data in one place ----------------------------------------------------------------------------
+
+
+def oracle(terms, x, s, rounds):
+    return pooled(terms, range(len(terms)), x, s, rounds)
+
+
+def central(terms, x, s, rounds):
+    return pooled(terms, places("central", terms), x, s, rounds)
+
+
+def pretrain(terms, x, s, rounds):
+    first = central(terms, x, s, rounds[: s.pretrain_rounds])
+    return first + fedavg(terms, [x, *first][-1], s, rounds[s.pretrain_rounds :])
+
+
+def pooled(terms, some, x, s, rounds):
+    """CentralOpt on the sum of some of the terms."""
+    opt = Optimizer(s.central_opt, central_lr(s))
+    models = []
+    for r in rounds:
+        # A regularizer joins every step of the terms that have data.
+        (K,) = {len(r.drawn[j]) for j in some if r.drawn[j] is not None} or {r.central_steps}
+        for k in range(K):
+            batch = {j: None if r.drawn[j] is None else r.drawn[j][k] for j in some}
+            x = opt.step(x, total((gradient(terms[j], x, batch[j]) for j in some), x))
+        models.append(x)
+    return models
+
+
+ALGORITHMS = {
+    "fedavg": fedavg,
+    "pt": parallel_training,
+    "1wgt": one_way,
+    "2wgt": two_way,
+    "example-transfer": example_transfer,
+    "oracle": oracle,
+    "central": central,
+    "pretrain": pretrain,
+    "baseline": baseline,
+}

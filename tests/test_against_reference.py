@@ -1,0 +1,85 @@
+"""The simulator against the NumPy reference, which was written from the paper."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import reference
+from problems import PROBLEMS, flat, problem, reference_round, reference_terms, settings
+
+from mixfl.algorithms import ALGORITHMS
+from mixfl.engine import Simulator
+from mixfl.errors import MixflError
+
+OPTIMIZERS = {"sgd": "sgd", "momentum": "sgd(momentum=0.9)", "adam": "adam"}
+CASES = {
+    "plain": {},
+    "steps": dict(weighting="steps", server_lr=0.7, central_lr=0.1),
+    "uniform": dict(weighting="uniform", merge_lr=0.8, central_steps=2, central_batch=7),
+    "server adam": dict(server_opt="adam", server_lr=0.05),
+    "client momentum": dict(client_opt="momentum", server_lr=0.5),
+    "client adam": dict(client_opt="adam", client_lr=0.02, weighting="steps"),
+    "central momentum": dict(central_opt="momentum", central_lr=0.05),
+    "all adaptive": dict(
+        client_opt="momentum", server_opt="momentum", central_opt="adam", merge_opt="adam",
+        merge_lr=0.05, central_lr=0.02,
+    ),
+}  # fmt: skip
+ROUNDS = 6
+
+
+def run_both(algorithm_id, terms, **changes):
+    """The models after each round: the simulator's and the reference's."""
+    names = {k: v for k, v in changes.items() if k.endswith("_opt")}
+    s = settings(rounds=ROUNDS, **(changes | {k: OPTIMIZERS[v] for k, v in names.items()}))
+    p = problem(terms)
+    algorithm = ALGORITHMS[algorithm_id].build(p, s)
+    simulator = Simulator(p, algorithm, s)
+    state = simulator.init()
+    x0 = flat(state.x).astype(float)
+    rounds = [
+        reference_round(simulator.feeder, simulator.at(t), t, s) for t in range(ROUNDS)
+    ]
+    fields = {f.name for f in dataclasses.fields(reference.Settings)} - {"pretrain_rounds"}
+    given = {k: getattr(s, k) for k in fields if getattr(s, k) != "auto"} | names
+    expected = reference.train(
+        algorithm_id, reference_terms(p), x0,
+        reference.Settings(**given, pretrain_rounds=ROUNDS // 2), rounds,
+    )  # fmt: skip
+    found = [flat(r.state.x) for r in simulator.rounds(state, 0, ROUNDS)]
+    return np.array(found), np.array(expected), x0
+
+
+HOME = {"baseline": "regularizer"}  # every case; elsewhere those that mix most at once
+COMBINATIONS = [
+    (algorithm, terms, case)
+    for algorithm in ALGORITHMS
+    for terms in PROBLEMS
+    for case in CASES
+    if terms == HOME.get(algorithm, "two terms") or case in ("steps", "all adaptive")
+]
+
+
+@pytest.mark.parametrize(("algorithm", "terms", "case"), COMBINATIONS)
+def test_simulator_equals_reference(algorithm, terms, case):
+    try:
+        found, expected, x0 = run_both(algorithm, terms, **CASES[case])
+    except MixflError as error:
+        # Exactly the combinations that the design rules out may refuse.
+        assert refuses(algorithm, terms), error
+        return
+    assert not refuses(algorithm, terms)
+    assert np.abs(expected[-1] - x0).max() > 0.01  # it trained at all
+    np.testing.assert_allclose(found, expected, rtol=2e-4, atol=2e-5)
+
+
+def refuses(algorithm, terms) -> bool:
+    regularizer = terms == "regularizer"
+    no_central = terms == "two populations"
+    return {
+        "1wgt": no_central,
+        "central": no_central,
+        "pretrain": no_central,
+        "baseline": not regularizer,
+        "example-transfer": regularizer or no_central or terms.startswith("population and two"),
+    }.get(algorithm, False)
