@@ -153,7 +153,7 @@ def _draw(
 
 
 def _mix(palette: np.ndarray, where: np.ndarray) -> np.ndarray:
-    """Return colours between neighbours of a palette, `where` from 0 (first) to 1 (last): [n, 3]."""
+    """Return colours along a palette, `where` from 0 (its first) to 1 (its last): [n, 3]."""
     stops = np.linspace(0, 1, len(palette))
     return np.stack([np.interp(where, stops, channel) for channel in palette.T], axis=1)
 

@@ -30,6 +30,7 @@ class Simulator:
         self.devices = choose_devices(s)
         self.feeder = Feeder(problem, s, self.devices)
         self.programs: dict[Algorithm, Round] = {}
+        self.bytes: dict[Algorithm, tuple[float, float]] = {}
         self.waited = 0.0  # seconds that the loop waited for data
 
     def init(self) -> Any:
@@ -96,6 +97,11 @@ class Simulator:
     def message_bytes(self, round: int) -> tuple[float, float]:
         """Bytes that a client downloads and uploads in the given round, from its arrays."""
         algorithm = self.at(round)
+        if algorithm not in self.bytes:
+            self.bytes[algorithm] = self._message_bytes(algorithm, round)
+        return self.bytes[algorithm]
+
+    def _message_bytes(self, algorithm: Algorithm, round: int) -> tuple[float, float]:
         if not algorithm.feed.clients:
             return 0.0, 0.0
         piece = next(iter(self.feeder.pieces(algorithm, round)))
@@ -126,7 +132,8 @@ def check_params(x: Params) -> None:
                 f"init returned {name} of type {dtype or type(leaf).__name__}: parameters must be "
                 "floating-point arrays. Keep everything else out of them (see docs/models.md)."
             )
-        if not isinstance(leaf, jax.core.Tracer) and not bool(jax.numpy.isfinite(leaf).all()):
+        known = isinstance(leaf, jax.Array | np.ndarray) and not isinstance(leaf, jax.core.Tracer)
+        if known and not bool(jax.numpy.isfinite(leaf).all()):
             raise MixflError(f"init returned {name} with NaN or infinite values.")
     if not jax.tree.leaves(x):
         raise MixflError("init returned no parameters.")

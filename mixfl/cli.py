@@ -1,0 +1,212 @@
+"""The command line: parsing only. What needs JAX is imported when a command runs."""
+
+import sys
+from pathlib import Path
+
+import click
+
+import mixfl
+from mixfl.errors import MixflError
+
+ALGORITHMS = "fedavg, pt, 1wgt, 2wgt, example-transfer, oracle, central, pretrain, baseline"
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(mixfl.__version__)
+def cli():
+    """Mixed federated learning: train one model on clients' data and at the server.
+
+    TASK is the name of a task (smile) or path.py:problem, a mixfl.Problem of your own.
+    """
+
+
+def options(*several):
+    """The options that `run` and `compare` share."""
+
+    def apply(command):
+        for option in reversed([*several, *SHARED]):
+            command = option(command)
+        return command
+
+    return apply
+
+
+SHARED = [
+    click.option("--preset", metavar="P", help="Settings from a file: paper, cpu or demo."),
+    click.option("--rounds", type=int, metavar="N", help="Rounds of training."),
+    click.option("--seed", type=int, metavar="N", help="Seed of the (first) run."),
+    click.option("--out", metavar="DIR", type=click.Path(path_type=Path), help="Folder to write."),
+    click.option("--data", metavar="DIR", help="Prepared data; without it, synthetic data."),
+    click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE",
+                 help="Any key, e.g. --set client_lr=0.1; may be repeated. See `mixfl keys`."),
+    click.option("--resume", is_flag=True, help="Go on with what --out holds."),
+]  # fmt: skip
+
+
+def by_hand(rounds, seed, assignments) -> dict:
+    from mixfl.runs.config import parse_assignments
+
+    given = parse_assignments(assignments)
+    for key, value in (("rounds", rounds), ("seed", seed)):
+        if value is not None:
+            if key in given:
+                raise MixflError(f"{key} is given by --{key} and by --set: leave one out.")
+            given[key] = value
+    return given
+
+
+@cli.command()
+@click.argument("task", required=False)
+@options(
+    click.option("--algorithm", metavar="ID", help=f"One of {ALGORITHMS}."),
+    click.option("--config", type=click.Path(path_type=Path), metavar="FILE",
+                 help="A config.toml, as a run's folder holds it: repeats that run."),
+)  # fmt: skip
+def run(task, algorithm, config, preset, rounds, seed, out, data, assignments, resume):
+    """Train TASK with one algorithm."""
+    from mixfl.runs.config import read_config
+
+    given = by_hand(rounds, seed, assignments)
+    head, keys = read_config(config) if config is not None else ({}, {})
+    task = task or head.get("task")
+    algorithm = algorithm or head.get("algorithm")
+    if task is None:
+        raise MixflError("which task? For example: mixfl run smile --algorithm 2wgt")
+    if algorithm is None:
+        raise MixflError(f"which algorithm? Give --algorithm with one of {ALGORITHMS}.")
+    make_devices({**keys, **given})
+    from mixfl.runs.config import plan
+    from mixfl.runs.progress import reporter, summary
+    from mixfl.runs.training import run as train
+
+    planned = plan(
+        task, algorithm, preset=preset or head.get("preset"), data=data or head.get("data"),
+        config=keys, given=given,
+    )  # fmt: skip
+    name = task if ".py" not in task else planned.problem.name
+    out = out or Path("runs") / f"{name}-{algorithm}-seed{planned.settings.seed}"
+    result = train(planned, out, resume, reporter(True))
+    if result.metrics:
+        click.echo(f"round {result.metrics[-1]['round']}: {summary(result.metrics[-1])}")
+    click.echo(f"The run is in {out} (model.safetensors, metrics.jsonl, config.toml).")
+
+
+@cli.command()
+@click.argument("task")
+@options(
+    click.option("--algorithms", default="fedavg,pt,1wgt,2wgt,oracle", show_default=True,
+                 metavar="A,B,...", help="Algorithms to compare."),
+    click.option("--trials", type=click.IntRange(min=1), default=1, show_default=True,
+                 metavar="N", help="Trials of each, with seeds one apart."),
+)  # fmt: skip
+def compare(task, algorithms, trials, preset, rounds, seed, out, data, assignments, resume):
+    """Train TASK with several algorithms on the same cohorts and seeds."""
+    given = by_hand(rounds, seed, assignments)
+    make_devices(given)
+    from mixfl.experiments import compare as comparison
+    from mixfl.experiments import plots
+    from mixfl.runs.config import plan
+    from mixfl.runs.progress import reporter
+
+    ids = [a.strip() for a in algorithms.split(",") if a.strip()]
+    if not ids or len(set(ids)) < len(ids):
+        raise MixflError(f"--algorithms {algorithms}: expected different names, separated by commas.")
+    problems: dict = {}
+    plans = [
+        plan(task, a, preset=preset, data=data, given=given, shared_with=ids, problems=problems)
+        for a in ids
+    ]
+    out = out or Path("runs") / f"compare-{plans[0].problem.name}"
+    outcomes = comparison.compare(plans, out, trials, resume, reporter(True))
+    print_table(*comparison.rows(outcomes), title=f"{plans[0].problem.name}: after training")
+    metrics = comparison.shown_metrics(outcomes)
+    if metrics:
+        plot = out / comparison.PLOT
+        plots.curves({o.algorithm: o.trials for o in outcomes}, metrics, plot, plans[0].problem.name)
+        click.echo(f"Runs: {out}/<algorithm>/   Plot: {plot}")
+    if any(o.diverged for o in outcomes) and not any(o.trials for o in outcomes):
+        raise SystemExit(3)
+
+
+@cli.command()
+@click.argument("task")
+@click.option("--preset", metavar="P", help="Settings from a file: paper, cpu or demo.")
+@click.option("--data", metavar="DIR", help="Prepared data; without it, synthetic data.")
+@click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Any key.")
+def check(task, preset, data, assignments):
+    """Check TASK: identities that must hold between the algorithms when K = 1."""
+    from mixfl.experiments.check import check as run_check
+    from mixfl.runs.config import parse_assignments
+
+    lines, good = run_check(task, preset, data, parse_assignments(assignments))
+    for line in lines:
+        click.echo(line)
+    raise SystemExit(0 if good else 1)
+
+
+@cli.command()
+@click.argument("task", required=False)
+def keys(task):
+    """List the keys for --set, with their defaults (and TASK's own)."""
+    from mixfl.settings import KEYS
+
+    print_table(
+        ["key", "default", "meaning"],
+        [[k, str(f.default), f.metadata["help"]] for k, f in KEYS.items()],
+    )
+    if task:
+        from mixfl.tasks import find
+
+        found = find(task)
+        if found.options:
+            rows = [[k, str(v)] for k, v in found.options.items()]
+            print_table(["key", "default"], rows, title=f"keys of {task}")
+        if found.presets:
+            click.echo(f"presets: {', '.join(found.presets)} (cpu if none is given)")
+
+
+def print_table(header, rows, title=None):
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=SIMPLE_HEAD, title=title, title_justify="left", title_style="bold")
+    for i, name in enumerate(header):
+        table.add_column(name, justify="left" if i == 0 or header[-1] == "meaning" else "right")
+    for row in rows:
+        table.add_row(*row)
+    width = None if sys.stdout.isatty() else 120
+    Console(width=width, highlight=False).print(table)
+
+
+def make_devices(keys) -> None:
+    """JAX's CPU devices must be made before it starts."""
+    wanted = keys.get("devices")
+    if isinstance(wanted, int) and 1 < wanted <= 64:
+        import jax
+
+        jax.config.update("jax_num_cpu_devices", wanted)
+
+
+def main():
+    try:
+        cli(standalone_mode=False)
+    except click.exceptions.Exit as error:
+        sys.exit(error.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(2)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("stopped", err=True)
+        sys.exit(130)
+    except MixflError as error:
+        click.echo(f"mixfl: {error}", err=True)
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        sys.exit(1)
+    except OSError as error:
+        click.echo(f"mixfl: {error.filename or 'a file'}: {error.strerror or error}.", err=True)
+        sys.exit(2)
+    except MemoryError:
+        click.echo("mixfl: out of memory: lower cohort_chunk or central_chunk.", err=True)
+        sys.exit(2)

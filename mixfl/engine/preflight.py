@@ -1,0 +1,67 @@
+"""Looks at a problem before anything is computed or written, so that a mistake in it gets a
+sentence and not a traceback from inside a compiled round."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mixfl.engine.simulator import Simulator, check_params
+from mixfl.errors import MixflError
+from mixfl.problem import Problem, Term
+from mixfl.settings import Settings
+
+BATCH = 3  # unlike most sizes in a model, so that a wrong axis shows
+
+
+def preflight(problem: Problem, s: Settings, simulator: Simulator) -> None:
+    x = attempt("init", lambda: jax.eval_shape(problem.init, jax.random.key(s.seed)))
+    check_params(x)
+    for term in problem.terms:
+        check_loss(term, x)
+
+
+def check_loss(term: Term, x) -> None:
+    """One floating-point loss per example, or one number for a regularizer."""
+    name = f"the loss of term '{term.name}'"
+    if term.examples is None:
+        found = attempt(name, lambda: jax.eval_shape(term.loss, x))
+        if getattr(found, "shape", None) != ():
+            raise MixflError(f"{name} must return one number (it has no data), got {found}.")
+        return
+    rows = term.examples.take(np.arange(BATCH) % len(term.examples))
+    found = attempt(name, lambda: jax.eval_shape(term.loss, x, rows))
+    if getattr(found, "shape", None) != (BATCH,):
+        raise MixflError(
+            f"{name} returned {_shape(found)} for a batch of {BATCH} examples: it must return one "
+            f"loss per example, shape ({BATCH},). Leave out the mean or sum over the batch."
+        )
+    if not jnp.issubdtype(found.dtype, jnp.floating):
+        raise MixflError(f"{name} returned {found.dtype}: it must return floating-point numbers.")
+
+
+def _shape(found) -> str:
+    return f"shape {found.shape}" if hasattr(found, "shape") else f"a {type(found).__name__}"
+
+
+def attempt(name: str, function):
+    """Calls a function of the user's; its error becomes a message with the place in the file."""
+    try:
+        return function()
+    except MixflError:
+        raise
+    except Exception as error:
+        raise MixflError(f"{name} failed: {_describe(error)}") from error
+
+
+def _describe(error: Exception) -> str:
+    """The error's first line, and the user's line that it came from."""
+    frames = []
+    trace = error.__traceback__
+    while trace is not None:
+        frames.append((trace.tb_frame.f_code.co_filename, trace.tb_lineno))
+        trace = trace.tb_next
+    own = [f for f in frames if not any(p in f[0] for p in ("site-packages", "/mixfl/", "<"))]
+    lines = [line for line in str(error).strip().splitlines() if line.strip()]
+    first = lines[0] if lines else ""
+    where = f" ({own[-1][0]}, line {own[-1][1]})" if own else ""
+    return f"{type(error).__name__}: {first}{where}"

@@ -1,0 +1,81 @@
+"""Plots of runs. An algorithm has the same colour everywhere (Okabe and Ito's palette, which
+colour-blind readers can tell apart)."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+
+COLOURS = {
+    "fedavg": "#7f7f7f", "pt": "#009E73", "1wgt": "#0072B2", "2wgt": "#CC79A7",
+    "oracle": "#000000", "central": "#E69F00", "pretrain": "#D55E00",
+    "example-transfer": "#56B4E9", "baseline": "#8C6D1F",
+}  # fmt: skip
+DASHES = {"fedavg": (4, 2), "oracle": (1, 1.5), "baseline": (1, 1.5)}
+NAMES = {
+    "fedavg": "FedAvg (FL alone)", "pt": "Parallel Training", "1wgt": "1-way Gradient Transfer",
+    "2wgt": "2-way Gradient Transfer", "oracle": "Oracle", "central": "Central alone",
+    "pretrain": "Central, then FedAvg", "example-transfer": "Example Transfer",
+    "baseline": "Baseline (all at the client)",
+}  # fmt: skip
+
+
+def curves(
+    runs: Mapping[str, Sequence[list[dict[str, Any]]]], metrics: Sequence[str], path: Path,
+    title: str = "",
+) -> None:  # fmt: skip
+    """A panel per metric over rounds, a line per algorithm; with several trials, mean and range."""
+    figure, axes = plt.subplots(1, len(metrics), figsize=(5.2 * len(metrics), 3.8), squeeze=False)
+    for axis, metric in zip(axes[0], metrics, strict=True):
+        for algorithm, trials in runs.items():
+            rounds, values = _table(trials, metric)
+            if not len(rounds):
+                continue
+            style: dict[str, Any] = dict(
+                color=COLOURS.get(algorithm), lw=1.8, label=NAMES.get(algorithm, algorithm)
+            )
+            (line,) = axis.plot(rounds, np.nanmean(values, axis=0), **style)
+            if algorithm in DASHES:
+                line.set_dashes(DASHES[algorithm])
+            if len(values) > 1:
+                low, high = np.nanmin(values, axis=0), np.nanmax(values, axis=0)
+                axis.fill_between(rounds, low, high, color=line.get_color(), alpha=0.15, lw=0)
+        axis.set_xlabel("round")
+        axis.set_title(metric.removeprefix("eval/"), loc="left", fontsize=11)
+        axis.grid(alpha=0.25)
+        axis.spines[["top", "right"]].set_visible(False)
+        if metric.endswith("loss"):
+            _cap(axis, runs, metric)
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="lower center", ncols=min(3, max(1, len(labels))),
+                  frameon=False, fontsize=9)  # fmt: skip
+    if title:
+        figure.suptitle(title, x=0.01, ha="left", fontsize=12)
+    rows = -(-len(labels) // 3)
+    figure.tight_layout(rect=(0, 0.03 + 0.055 * rows, 1, 1))
+    partial = path.with_name("." + path.name)
+    figure.savefig(partial, dpi=150, format=path.suffix[1:])
+    partial.replace(path)
+    plt.close(figure)
+
+
+def _table(trials, metric: str) -> tuple[np.ndarray, np.ndarray]:
+    """Rounds that all trials have, and values [trials, rounds]."""
+    by_round = [{r["round"]: r[metric] for r in t if r.get(metric) is not None} for t in trials]
+    rounds = sorted(set.intersection(*map(set, by_round))) if by_round else []
+    return np.array(rounds), np.array([[t[r] for r in rounds] for t in by_round])
+
+
+def _cap(axis, runs, metric) -> None:
+    """FL alone can have a loss so large that the others could not be told apart: cut it off."""
+    ends = sorted(
+        t[-1][metric] for trials in runs.values() for t in trials if t and t[-1].get(metric)
+    )
+    if len(ends) > 2 and ends[-1] > 3 * ends[-2]:
+        starts = [t[0][metric] for trials in runs.values() for t in trials if t]
+        axis.set_ylim(0, 1.3 * max(ends[-2], min(starts)))

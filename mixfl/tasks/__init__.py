@@ -1,0 +1,108 @@
+"""The paper's tasks, and problems of the user's own, by one kind of name.
+
+A task is a module with `Options` (a dataclass of its own keys) and `problem(options, data)`;
+its presets are TOML files in `presets/<task>/`. A user's problem is named `path.py:problem`.
+"""
+
+import dataclasses
+import importlib
+import importlib.util
+import sys
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mixfl.errors import MixflError, unknown
+from mixfl.problem import Problem
+
+TASKS = {"smile": "mixfl.tasks.smile"}
+PRESETS = Path(__file__).parent / "presets"
+
+
+@dataclass(frozen=True)
+class Task:
+    name: str
+    options: dict[str, Any]  # its own keys and their defaults
+    build: Callable[[dict[str, Any], Path | None], Problem]  # options, data -> problem
+    presets: dict[str, Path]
+
+
+def find(name: str) -> Task:
+    """A task of the library, or `path.py:problem`."""
+    if ".py" in name:
+        return _own(name)
+    if name not in TASKS:
+        raise unknown("task", name, [*TASKS, "path.py:problem"])
+    module = importlib.import_module(TASKS[name])
+    presets = {p.stem: p for p in sorted((PRESETS / name).glob("*.toml"))}
+
+    def build(options, data):
+        return module.problem(module.Options(**options), data)
+
+    return Task(name, dataclasses.asdict(module.Options()), build, presets)
+
+
+def _own(name: str) -> Task:
+    path, _, attribute = name.rpartition(":") if ":" in name else (name, "", "problem")
+    problem = _imported(Path(path), attribute)
+
+    def build(options, data):
+        if data is not None:
+            raise MixflError(f"--data is for the library's tasks: {name} loads its data itself.")
+        return problem
+
+    return Task(name, {}, build, {})
+
+
+def _imported(path: Path, attribute: str) -> Problem:
+    if not path.is_file():
+        raise MixflError(f"there is no file {path} (a problem of your own is path.py:problem).")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
+    sys.path.insert(0, str(path.parent.resolve()))
+    sys.modules[path.stem] = module
+    try:
+        spec.loader.exec_module(module)  # type: ignore[union-attr]
+        if not hasattr(module, attribute):
+            found = [k for k, v in vars(module).items() if isinstance(v, Problem)]
+            raise MixflError(
+                f"{path} has no '{attribute}'. "
+                + (f"It has: {', '.join(found)}." if found else "It defines no mixfl.Problem.")
+            )
+        given = getattr(module, attribute)
+        problem = given if isinstance(given, Problem) else given() if callable(given) else given
+    except MixflError as error:
+        raise MixflError(f"{path}: {error}") from None
+    except Exception as error:
+        raise MixflError(f"{path} failed: {describe(error, path)}") from error
+    if not isinstance(problem, Problem):
+        raise MixflError(
+            f"{path}:{attribute} is {type(problem).__name__}: expected a mixfl.Problem, or a "
+            "function without arguments that returns one."
+        )
+    return dataclasses.replace(problem, name=path.stem) if problem.name == "problem" else problem
+
+
+def describe(error: BaseException, path: Path | None = None) -> str:
+    """The error and the line of the user's own file that it came from, if it did."""
+    line, trace = None, error.__traceback__
+    while trace is not None:
+        file = Path(trace.tb_frame.f_code.co_filename)
+        if path is not None and file.name == path.name:
+            line = trace.tb_lineno
+        trace = trace.tb_next
+    where = f" (line {line})" if line else ""
+    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}{where}"
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise MixflError(f"there is no file {path}.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise MixflError(f"{path} is not valid TOML: {error}.") from None
+    except OSError as error:
+        raise MixflError(f"{path} can't be read: {error.strerror}.") from None

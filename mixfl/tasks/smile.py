@@ -1,0 +1,172 @@
+"""Smile classification: phones keep photos of smiling faces, the datacenter has the others.
+
+Federated: smiling faces with clients; central: unsmiling ones at the server. The model is one
+hidden layer of ReLUs on the pixels and a logit; it is judged on both labels, on clients that
+it was not trained on.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mixfl.data import synthetic
+from mixfl.data.examples import ClientData, Examples
+from mixfl.errors import MixflError, unknown
+from mixfl.problem import Central, Federated, Problem
+
+INPUTS = ("standardized", "unit")
+EVAL_CHUNK = 1000
+
+
+@dataclass(frozen=True)
+class Options:
+    hidden: int = 64
+    inputs: str = "standardized"  # per pixel; or unit: pixels in [0, 1]
+    image_size: int = 84  # of the synthetic faces
+    clients: int = 300  # of the synthetic data, held-out ones included
+    per_client: int = 30  # images per synthetic client, both labels
+    difficulty: float = 0.5  # of the synthetic faces, 0 to 1
+    held_out: float = 0.2  # part of the clients that is for evaluation
+    data_seed: int = 0
+
+    def __post_init__(self):
+        if self.inputs not in INPUTS:
+            raise unknown("value of inputs", self.inputs, INPUTS)
+        for name, kind, least, most in (
+            ("hidden", int, 1, 65536), ("image_size", int, 8, 512), ("clients", int, 2, 10**6),
+            ("per_client", int, 2, 10**6), ("difficulty", float, 0, 1), ("held_out", float, 0, 1),
+            ("data_seed", int, 0, 2**63),
+        ):  # fmt: skip
+            value = getattr(self, name)
+            number = isinstance(value, int if kind is int else (int, float))
+            if isinstance(value, bool) or not number or not least <= value <= most:
+                noun = "a whole number" if kind is int else "a number"
+                raise MixflError(f"{name} = {value!r}: expected {noun} from {least} to {most}.")
+
+
+def problem(options: Options = Options(), data: Path | None = None) -> Problem:  # noqa: B008
+    """From a client store with the columns `image` and `smiling`, or synthetic faces."""
+    faces = _synthetic(options) if data is None else _opened(data)
+    order = np.random.default_rng(options.data_seed).permutation(len(faces))
+    test = max(1, round(options.held_out * len(faces)))
+    train, held_out = faces.select(np.sort(order[test:])), faces.select(np.sort(order[:test]))
+    smiling = train.where(lambda c: c["smiling"] == 1, "smiling")
+    unsmiling = train.where(lambda c: c["smiling"] == 0, "smiling").examples
+
+    size = int(np.prod(faces.examples.columns["image"].shape))
+    mean, scale = _statistics(smiling, unsmiling, options.inputs)
+    loss = partial(image_loss, mean=mean, scale=scale)
+    return Problem(
+        init=partial(init, inputs=size, hidden=options.hidden),
+        terms=[
+            Federated(loss, smiling, weight=0.5),
+            Central(loss, unsmiling, weight=0.5),
+        ],
+        evaluate=Evaluation(held_out.examples, mean, scale),
+        name="smile",
+    )
+
+
+def _synthetic(o: Options) -> ClientData:
+    faces = synthetic.faces(
+        o.clients, o.per_client, size=o.image_size, difficulty=o.difficulty, seed=o.data_seed
+    )
+    client = faces.pop("client")
+    return ClientData.from_arrays(faces, client=client)
+
+
+def _opened(path: Path) -> ClientData:
+    faces = ClientData.open(path)
+    missing = {"image", "smiling"} - set(faces.examples.columns)
+    if missing:
+        raise MixflError(f"{path} lacks the columns {sorted(missing)} of the smile task.")
+    return faces
+
+
+def _statistics(smiling: ClientData, unsmiling: Examples, inputs: str):
+    """What turns pixels into inputs: (pixel - mean) * scale.
+
+    The server needs two sums over pixels for it, of values and of squares; of the clients' images
+    it gets no more than these sums (a federated sum), of its own it has all.
+    """
+    if inputs == "unit":
+        return np.float32(0), np.float32(1 / 255)
+    federated, central = _moments(smiling.examples), _moments(unsmiling)
+    mean, square = (federated + central) / 2  # the two halves count equally
+    return mean.astype(np.float32), (1 / (np.sqrt(square - mean**2) + 1)).astype(np.float32)
+
+
+def _moments(images: Examples) -> np.ndarray:
+    """Mean and mean square per pixel, [2, pixels], over (at most 2000 of) the images."""
+    rows = np.random.default_rng(0).permutation(len(images))[:2000]
+    total: Any = 0
+    for part in np.array_split(rows, -(-len(rows) // 100)):
+        pixels = images.take(part)["image"].reshape(len(part), -1).astype(np.float64)
+        total = total + np.stack([pixels.sum(0), (pixels**2).sum(0)])
+    return total / len(rows)
+
+
+def init(key: Any, inputs: int, hidden: int) -> dict[str, Any]:
+    """Glorot-uniform weights (as Keras), zero biases."""
+    first, second = jax.random.split(key)
+    glorot = jax.nn.initializers.glorot_uniform()
+    return {
+        "hidden": {"w": glorot(first, (inputs, hidden)), "b": jnp.zeros(hidden)},
+        "logit": {"w": glorot(second, (hidden, 1)), "b": jnp.zeros(1)},
+    }
+
+
+def logits(params, image, mean, scale):
+    pixels = (image.reshape(len(image), -1).astype(jnp.float32) - mean) * scale
+    hidden = jax.nn.relu(pixels @ params["hidden"]["w"] + params["hidden"]["b"])
+    return (hidden @ params["logit"]["w"] + params["logit"]["b"])[:, 0]
+
+
+def cross_entropy(z, smiling):
+    return jnp.logaddexp(0.0, z) - smiling * z
+
+
+def image_loss(params, batch, mean, scale):
+    return cross_entropy(logits(params, batch["image"], mean, scale), batch["smiling"])
+
+
+class Evaluation:
+    """AUC and loss on both labels, over all held-out examples, a chunk at a time."""
+
+    def __init__(self, examples: Examples, mean, scale):
+        self.examples = examples
+        self.labels = examples.take(np.arange(len(examples)))["smiling"].astype(np.float64)
+        if not 0 < self.labels.mean() < 1:
+            raise MixflError("the held-out clients have faces of one label only: hold out more.")
+        self.logits = jax.jit(partial(logits, mean=mean, scale=scale))
+
+    def __call__(self, params) -> dict[str, float]:
+        n = len(self.examples)
+        found = []
+        for start in range(0, n, EVAL_CHUNK):
+            rows = np.minimum(np.arange(start, start + EVAL_CHUNK), n - 1)  # one shape: one program
+            z = self.logits(params, self.examples.take(rows)["image"])
+            found.append(np.asarray(z)[: n - start])
+        z = np.concatenate(found).astype(np.float64)
+        losses = np.logaddexp(0, z) - self.labels * z
+        smiling = self.labels == 1
+        return {
+            "loss": losses.mean(),
+            "auc": auc(z, self.labels),
+            "smiling/loss": losses[smiling].mean(),
+            "unsmiling/loss": losses[~smiling].mean(),
+        }
+
+
+def auc(scores: np.ndarray, labels: np.ndarray) -> float:
+    """Area under the ROC curve: P(score of a positive > of a negative), ties counting half."""
+    _, where, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    ranks = (np.cumsum(counts) - (counts - 1) / 2)[where]  # mean rank among equals
+    positives = labels == 1
+    n1, n0 = positives.sum(), (~positives).sum()
+    return float((ranks[positives].sum() - n1 * (n1 + 1) / 2) / (n1 * n0))
