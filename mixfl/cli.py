@@ -1,5 +1,6 @@
 """The command line: parsing only. What needs JAX is imported when a command runs."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -74,7 +75,7 @@ def run(task, algorithm, config, preset, rounds, seed, out, data, assignments, r
         raise MixflError("which task? For example: mixfl run smile --algorithm 2wgt")
     if algorithm is None:
         raise MixflError(f"which algorithm? Give --algorithm with one of {ALGORITHMS}.")
-    make_devices({**keys, **given})
+    start_jax({**keys, **given})
     from mixfl.runs.config import plan
     from mixfl.runs.progress import reporter, summary
     from mixfl.runs.training import run as train
@@ -102,7 +103,7 @@ def run(task, algorithm, config, preset, rounds, seed, out, data, assignments, r
 def compare(task, algorithms, trials, preset, rounds, seed, out, data, assignments, resume):
     """Train TASK with several algorithms on the same cohorts and seeds."""
     given = by_hand(rounds, seed, assignments)
-    make_devices(given)
+    start_jax(given)
     from mixfl.experiments import compare as comparison
     from mixfl.experiments import plots
     from mixfl.runs.config import plan
@@ -135,10 +136,13 @@ def compare(task, algorithms, trials, preset, rounds, seed, out, data, assignmen
 @click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Any key.")
 def check(task, preset, data, assignments):
     """Check TASK: identities that must hold between the algorithms when K = 1."""
-    from mixfl.experiments.check import check as run_check
     from mixfl.runs.config import parse_assignments
 
-    lines, good = run_check(task, preset, data, parse_assignments(assignments))
+    given = parse_assignments(assignments)
+    start_jax(given)
+    from mixfl.experiments.check import check as run_check
+
+    lines, good = run_check(task, preset, data, given)
     for line in lines:
         click.echo(line)
     raise SystemExit(0 if good else 1)
@@ -179,12 +183,20 @@ def print_table(header, rows, title=None):
     Console(width=width, highlight=False).print(table)
 
 
-def make_devices(keys) -> None:
-    """JAX's CPU devices must be made before it starts."""
+def start_jax(keys) -> None:
+    """What must be said before JAX starts: its CPU devices, and where programs are kept.
+
+    Compiled programs are kept between runs (in ~/.cache/mixfl, or as JAX_COMPILATION_CACHE_DIR
+    says): a run that was compiled before starts at once.
+    """
+    import jax
+
+    if not jax.config.jax_compilation_cache_dir:
+        base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+        jax.config.update("jax_compilation_cache_dir", os.path.expanduser(f"{base}/mixfl"))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
     wanted = keys.get("devices")
     if isinstance(wanted, int) and 1 < wanted <= 64:
-        import jax
-
         jax.config.update("jax_num_cpu_devices", wanted)
 
 

@@ -1,14 +1,16 @@
 """Every key of a run, once: the same in TOML, on the command line and in Python."""
 
 import dataclasses
-import math
+import sys
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from typing import Any, Literal
 
 from mixfl.errors import MixflError, unknown
 
 Auto = Literal["auto"]
 WEIGHTINGS = ("examples", "steps", "uniform")
+LARGEST = {int: 2**63 - 1, float: sys.float_info.max}
 
 
 def key(default, help: str, *, kind: type, least=None, above=None, auto=False, none=False):
@@ -89,26 +91,36 @@ KEYS = {f.name: f for f in dataclasses.fields(Settings)}
 def _checked(f: dataclasses.Field, value):
     """The value as its key wants it, or an error that says what was wrong."""
     meta = f.metadata
-    if (meta["auto"] and value == "auto") or (meta["none"] and value is None):
+    if isinstance(value, str):
+        if meta["kind"] is str or (meta["auto"] and value == "auto"):
+            return value
+    elif callable(value) and f.name.endswith("_opt"):
         return value
-    if meta["kind"] is str:
-        if isinstance(value, str) or (f.name.endswith("_opt") and callable(value)):
-            return value
-    elif meta["kind"] is float and isinstance(value, int | float) and not isinstance(value, bool):
-        value = float(value)
-        if math.isfinite(value) and _in_range(meta, value):
-            return value
-    elif meta["kind"] is int and hasattr(value, "__index__") and not isinstance(value, bool):
-        value = int(value)
-        if _in_range(meta, value) and value < 2**63:
-            return value
-    raise MixflError(f"{f.name} = {value!r}: expected {_expected(meta)} ({meta['help']}).")
+    elif value is None and meta["none"]:
+        return value
+    elif isinstance(value, Real) and not isinstance(value, bool):
+        if meta["kind"] is float and _in_range(meta, value):
+            return float(value)
+        if meta["kind"] is int and isinstance(value, Integral) and _in_range(meta, value):
+            return int(value)
+    raise MixflError(f"{f.name} = {_short(value)}: expected {_expected(meta)} ({meta['help']}).")
 
 
 def _in_range(meta, value) -> bool:
-    return (meta["least"] is None or value >= meta["least"]) and (
-        meta["above"] is None or value > meta["above"]
+    most = LARGEST[meta["kind"]]
+    return (
+        -most <= value <= most
+        and (meta["least"] is None or value >= meta["least"])
+        and (meta["above"] is None or value > meta["above"])
     )
+
+
+def _short(value) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # a whole number of thousands of digits
+        text = "a number"
+    return text if len(text) <= 60 else f"{text[:60]}..."
 
 
 def _expected(meta) -> str:

@@ -92,9 +92,14 @@ class ClientData:
                 f"the client column has shape {client.shape}, the data has {n} rows: give one "
                 "client per row."
             )
-        if client.dtype.kind == "f" and not np.isfinite(client).all():
-            raise MixflError("the client column has NaN: every row needs a client.")
-        ids, where, counts = np.unique(client, return_inverse=True, return_counts=True)
+        try:
+            if client.dtype.kind in "fO" and ((client != client) | np.equal(client, None)).any():
+                raise MixflError("the client column has missing values: every row needs a client.")
+            ids, where, counts = np.unique(client, return_inverse=True, return_counts=True)
+        except TypeError:
+            raise MixflError(
+                "the client column mixes kinds of values: give numbers only, or strings only."
+            ) from None
         if not (np.diff(where) >= 0).all():
             order = np.argsort(where, kind="stable")
             columns = {name: a[order] for name, a in columns.items()}
@@ -104,18 +109,27 @@ class ClientData:
     @classmethod
     def from_clients(cls, clients: Mapping[str, Mapping[str, np.ndarray]]) -> "ClientData":
         """From one dict of columns per client. Clients without examples are dropped, counted."""
-        sizes = {c: len(next(iter(columns.values()), ())) for c, columns in clients.items()}
-        kept = {c: columns for c, columns in clients.items() if sizes[c]}
+        kept = {}
+        for c, columns in clients.items():
+            try:
+                arrays = checked(columns, empty=True) if columns else {}
+            except MixflError as error:
+                raise MixflError(f"client {c!r}: {error}") from None
+            if any(len(a) for a in arrays.values()):
+                kept[c] = arrays
         if not kept:
             raise MixflError(f"none of the {len(clients)} clients has an example.")
-        names = next(iter(kept.values())).keys()
-        for c, columns in kept.items():
-            if columns.keys() != names:
-                raise MixflError(f"client {c!r} has columns {list(columns)}, expected {[*names]}.")
-        arrays = {k: np.concatenate([np.asarray(c[k]) for c in kept.values()]) for k in names}
-        offsets = np.cumsum([0] + [sizes[c] for c in kept])
-        columns = {name: Column([a]) for name, a in checked(arrays).items()}
-        return cls(Examples(columns), offsets, list(kept), len(clients) - len(kept))
+        first = next(iter(kept.values()))
+        expected = {k: a.shape[1:] for k, a in first.items()}
+        for c, arrays in kept.items():
+            found = {k: a.shape[1:] for k, a in arrays.items()}
+            if found != expected:
+                raise MixflError(
+                    f"client {c!r} has columns with the shapes {found}, expected {expected}."
+                )
+        joined = {k: np.concatenate([a[k] for a in kept.values()]) for k in first}
+        offsets = np.cumsum([0] + [len(next(iter(a.values()))) for a in kept.values()])
+        return cls(Examples.from_arrays(joined), offsets, list(kept), len(clients) - len(kept))
 
     @classmethod
     def open(cls, path: str | Path) -> "ClientData":
@@ -128,7 +142,7 @@ class ClientData:
         from mixfl.data.store import StoreWriter
 
         with StoreWriter(Path(path)) as store:
-            for i in range(len(self)):
+            for i in np.flatnonzero(self.sizes()):
                 store.add(self.ids[i], self.examples.take(self.rows(i)))
 
     def __len__(self) -> int:
@@ -150,8 +164,9 @@ class ClientData:
 
     def select(self, clients: np.ndarray) -> "ClientData":
         """The given clients (by position) only."""
-        rows = np.concatenate([self.rows(i) for i in clients])
-        offsets = np.cumsum([0, *(self.sizes()[clients])])
+        clients = np.asarray(clients, np.int64)
+        rows = np.concatenate([clients[:0], *(self.rows(i) for i in clients)])
+        offsets = np.cumsum([0, *self.sizes()[clients]])
         ids = [self.ids[i] for i in clients]
         return ClientData(self.examples.subset(rows), offsets, ids, self.dropped)
 
@@ -166,7 +181,7 @@ class ClientData:
         return ClientData(self.examples, offsets, ids, self.dropped + len(self) - len(full))
 
 
-def checked(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def checked(arrays: Mapping[str, np.ndarray], empty: bool = False) -> dict[str, np.ndarray]:
     """Columns as 32-bit (or smaller) NumPy arrays of one length without NaN, or an error."""
     if not isinstance(arrays, Mapping) or not arrays:
         raise MixflError(
@@ -176,30 +191,31 @@ def checked(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     lengths = {name: len(a) for name, a in out.items()}
     if len(set(lengths.values())) > 1:
         raise MixflError(f"the columns have different numbers of rows: {lengths}.")
-    if not next(iter(lengths.values())):
+    if not empty and not next(iter(lengths.values())):
         raise MixflError("the data has no rows.")
     return out
 
 
 def _checked_column(name: str, a: np.ndarray) -> np.ndarray:
-    if a.ndim == 0 or a.dtype.kind not in "biuf":
+    if a.ndim == 0 or a.dtype.kind not in "biuf" or 0 in a.shape[1:]:
         raise MixflError(
             f"column '{name}' has dtype {a.dtype} and shape {a.shape}: expected numbers with one "
             "row per example. Turn text and categories into numbers first."
         )
     if a.dtype.kind == "f":
+        if a.dtype.itemsize > 4:
+            with np.errstate(over="ignore"):  # what is too large becomes infinite, and is found
+                a = a.astype(np.float32)
         for start in range(0, len(a), 1 << 16):  # in pieces: the data may be large
             bad = ~np.isfinite(a[start : start + (1 << 16)])
             if bad.any():
                 row = start + int(np.argwhere(bad)[0][0])
                 raise MixflError(
-                    f"column '{name}' has a NaN or infinite value in row {row}: remove or replace "
-                    "such rows before training."
+                    f"column '{name}' has a NaN or infinite value in row {row} (as a 32-bit "
+                    "number): remove or replace such rows before training."
                 )
-    if a.dtype == np.float64:
-        return a.astype(np.float32)
-    if a.dtype.kind in "iu" and a.dtype.itemsize == 8:
+    elif a.dtype.itemsize == 8:
         if a.size and (a.max() >= 2**31 or a.min() < -(2**31)):
             raise MixflError(f"column '{name}' has whole numbers beyond 32 bits: number them anew.")
         return a.astype(np.int32)
-    return a
+    return a.astype(a.dtype.newbyteorder("="), copy=False)

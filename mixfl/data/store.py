@@ -7,6 +7,7 @@ A writer fills a folder beside the target and renames it when all is there, so t
 interrupted preparation leaves no store that looks complete.
 """
 
+import contextlib
 import json
 import shutil
 from pathlib import Path
@@ -27,7 +28,8 @@ class StoreWriter:
         if path.exists():
             raise MixflError(f"{path} exists already: choose another place or remove it.")
         self.path, self.partial = path, path.with_name(path.name + ".partial")
-        self.data = self.clients = self.schema = None
+        self.data = self.schema = None
+        self.kinds: dict[str, str] = {}
         self.pending: list[dict[str, np.ndarray]] = []
         self.pending_bytes = 0
         self.ids: list[str] = []
@@ -40,10 +42,14 @@ class StoreWriter:
 
     def add(self, client: object, arrays: dict[str, np.ndarray]) -> None:
         arrays = checked(arrays)
-        arrays = {k: a.view(np.uint8) if a.dtype == bool else a for k, a in arrays.items()}
+        kinds = {name: f"{a.dtype}{list(a.shape[1:])}" for name, a in arrays.items()}
         if self.data is None:
-            self.schema = _schema(arrays)
+            self.kinds, self.schema = kinds, _schema(arrays)
             self.data = pa.ipc.new_file(str(self.partial / "data.arrow"), self.schema)
+        if kinds != self.kinds:
+            raise MixflError(
+                f"client {client!r} has the columns {kinds}, but those before it {self.kinds}."
+            )
         n = len(next(iter(arrays.values())))
         self.ids.append(str(client))
         self.ends.append((self.ends[-1] if self.ends else 0) + n)
@@ -57,47 +63,58 @@ class StoreWriter:
             return
         columns = []
         for f in self.schema:
-            parts = [a[f.name] for a in self.pending]
-            shape = tuple(json.loads(f.metadata[b"shape"]))
-            if any(p.shape[1:] != shape or pa.from_numpy_dtype(p.dtype) != _leaf(f) for p in parts):
-                got = sorted({f"{p.dtype}{list(p.shape[1:])}" for p in parts})
-                raise MixflError(f"column '{f.name}' changes its shape or dtype: {got}.")
-            flat = pa.array(np.ascontiguousarray(np.concatenate(parts)).reshape(-1))
-            width = int(np.prod(shape))
-            columns.append(pa.FixedSizeListArray.from_arrays(flat, width) if shape else flat)
-        self.data.write_batch(pa.record_batch(columns, schema=self.schema))
+            joined = np.concatenate([a[f.name] for a in self.pending])
+            flat = pa.array(_stored(joined).reshape(-1))
+            width = int(np.prod(joined.shape[1:]))
+            columns.append(
+                pa.FixedSizeListArray.from_arrays(flat, width) if joined.ndim > 1 else flat
+            )
+        try:
+            self.data.write_batch(pa.record_batch(columns, schema=self.schema))
+        except OSError as error:
+            raise self._failed(error) from None
         self.pending, self.pending_bytes = [], 0
 
     def __exit__(self, kind, *_):
-        if kind is None and not self.ids:
-            kind = MixflError
-        if kind is None:
-            self._flush()
-        if self.data is not None:
-            self.data.close()
-        if kind is not None:
-            shutil.rmtree(self.partial, ignore_errors=True)
-            if kind is MixflError and not self.ids:
-                raise MixflError("no client has data: nothing was written.")
-            return
+        try:
+            if kind is None:
+                self._complete()
+        except OSError as error:
+            raise self._failed(error) from None
+        finally:
+            if self.data is not None:
+                with contextlib.suppress(OSError):
+                    self.data.close()
+            shutil.rmtree(self.partial, ignore_errors=True)  # unless it is complete and renamed
+
+    def _complete(self):
+        if not self.ids:
+            raise MixflError("no client has data: nothing was written.")
+        self._flush()
+        self.data.close()
         table = pa.table({"id": self.ids, "end": pa.array(self.ends, pa.int64())})
         with pa.ipc.new_file(str(self.partial / "clients.arrow"), table.schema) as clients:
             clients.write_table(table)
         self.partial.rename(self.path)
 
+    def _failed(self, error: OSError) -> MixflError:
+        return MixflError(f"the client store {self.path} could not be written: {error}.")
+
+
+def _stored(a: np.ndarray) -> np.ndarray:
+    """Arrow packs booleans into bits, which could not be read in place."""
+    return a.view(np.uint8) if a.dtype == bool else a
+
 
 def _schema(arrays: dict[str, np.ndarray]) -> pa.Schema:
     fields = []
     for name, a in arrays.items():
-        leaf = pa.from_numpy_dtype(a.dtype)
+        leaf = pa.from_numpy_dtype(_stored(a).dtype)
         shape = a.shape[1:]
         kind = pa.list_(leaf, int(np.prod(shape))) if shape else leaf
-        fields.append(pa.field(name, kind, metadata={"shape": json.dumps(shape)}))
+        meta = {"shape": json.dumps(shape), "dtype": str(a.dtype)}
+        fields.append(pa.field(name, kind, metadata=meta))
     return pa.schema(fields)
-
-
-def _leaf(f: pa.Field) -> pa.DataType:
-    return f.type.value_type if pa.types.is_fixed_size_list(f.type) else f.type
 
 
 def open_store(path: Path) -> ClientData:
@@ -107,20 +124,27 @@ def open_store(path: Path) -> ClientData:
         data = pa.ipc.open_file(pa.memory_map(str(path / "data.arrow")))
         parts = [data.get_batch(i) for i in range(data.num_record_batches)]
         clients = pa.ipc.open_file(pa.memory_map(str(path / "clients.arrow"))).read_all()
-        columns = {f.name: Column([_view(p.column(f.name), f) for p in parts]) for f in data.schema}
-    except (pa.ArrowInvalid, OSError, KeyError, IndexError) as error:
-        raise MixflError(f"the client store {path} is damaged: {error}. Prepare it again.") from None
-    ends = clients["end"].to_numpy()
-    offsets = np.concatenate([[0], ends])
-    if len(next(iter(columns.values()))) != offsets[-1] or (np.diff(offsets) < 0).any():
+        clients.validate(full=True)
+        columns = {f.name: Column([_view(p, f) for p in parts]) for f in data.schema}
+        offsets = np.concatenate([[0], clients["end"].to_numpy()])
+        ids = Ids(clients["id"])
+        rows = {len(column) for column in columns.values()}
+    except Exception as error:  # whatever a damaged file makes Arrow raise
+        raise MixflError(
+            f"the client store {path} is damaged: {error}. Prepare it again."
+        ) from None
+    if rows != {int(offsets[-1])} or (np.diff(offsets) < 0).any():
         raise MixflError(f"the client store {path} is damaged: rows and clients disagree.")
-    return ClientData(Examples(columns), offsets, Ids(clients["id"]))
+    return ClientData(Examples(columns), offsets, ids)
 
 
-def _view(array: pa.Array, f: pa.Field) -> np.ndarray:
+def _view(batch: pa.RecordBatch, f: pa.Field) -> np.ndarray:
+    """The column as it lies in the memory map."""
+    array = batch.column(f.name)
+    array.validate()
     flat = array.flatten() if pa.types.is_fixed_size_list(array.type) else array
-    shape = tuple(json.loads(f.metadata[b"shape"]))
-    return flat.to_numpy(zero_copy_only=True).reshape(-1, *shape)
+    shape, dtype = json.loads(f.metadata[b"shape"]), np.dtype(f.metadata[b"dtype"].decode())
+    return flat.to_numpy(zero_copy_only=True).view(dtype).reshape(batch.num_rows, *shape)
 
 
 class Ids:

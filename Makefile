@@ -1,0 +1,42 @@
+# The two commands are `make demo` and `make test`; each sets up what it needs in .venv.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test test-all check lint bench lock clean
+
+# Installed once, and again when the project's files or the pinned versions change.
+.venv/ready: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "mixfl needs Python 3.11 or newer; try: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+		--constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+demo: .venv/ready
+	$(BIN)/mixfl compare smile --preset demo --algorithms fedavg,pt,1wgt,2wgt,oracle \
+		--out runs/demo --resume
+
+test: .venv/ready
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'not slow'
+
+test-all: .venv/ready
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal
+
+lint: .venv/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+check: lint test
+
+bench: .venv/ready
+	$(BIN)/python -m benchmarks.rounds
+
+# Pin what is installed now: after changing the dependencies, in a fresh .venv.
+lock: .venv/ready
+	$(BIN)/python -m pip freeze --exclude-editable > constraints.txt
+	touch .venv/ready
+
+clean:
+	rm -rf .venv runs .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,45 @@
+"""The README's quickstart, run as it is written there."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+README = Path(__file__).parent.parent / "README.md"
+
+
+def quickstart() -> str:
+    found = re.search(r"<!-- quickstart -->\n```python\n(.*?)```", README.read_text(), re.DOTALL)
+    return found[1]
+
+
+def test_is_at_most_30_lines():
+    assert 10 < len(quickstart().strip().splitlines()) <= 30
+
+
+def test_mixed_fl_learns_what_fl_alone_cannot():
+    names: dict = {}
+    exec(quickstart(), names)
+    assert names["result"].metrics[-1]["eval/accuracy"] > 0.9
+    import mixfl
+
+    alone = mixfl.train(names["problem"], mixfl.fed_avg(client_lr=0.5), rounds=50, cohort_size=20)
+    assert alone.metrics[-1]["eval/accuracy"] == pytest.approx(0.5, abs=0.1)
+
+
+def test_every_command_of_the_readme_takes_the_saved_file(tmp_path, monkeypatch, capsys):
+    from mixfl.cli import cli
+
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(quickstart())
+    commands = re.findall(r"^    mixfl (.*mine\.py.*?)(?:#.*)?$", README.read_text(), re.MULTILINE)
+    assert len(commands) == 3
+    for command in commands:
+        short = [] if "check" in command else ["--rounds", "2"]
+        words = command.replace("--trials 5", "").split() + short
+        try:
+            cli(words, standalone_mode=False)
+        except SystemExit as end:
+            assert end.code == 0, words
+    assert Path("runs/mine/model.safetensors").exists()
+    assert "All" in capsys.readouterr().out

@@ -1,0 +1,514 @@
+"""A run's folder: what is in it, that it repeats, resumes and survives, bit for bit."""
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny_problem
+from safetensors.numpy import load_file
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+import mixfl
+from mixfl.algorithms import ALGORITHMS
+from mixfl.cli import main
+from mixfl.errors import Interrupted, MixflError
+from mixfl.runs.checkpoint import KEEP, Checkpoints
+
+TINY = Path(tiny_problem.__file__)
+ROUNDS = 7
+# Optimizers with a state wherever the algorithm has one.
+ADAPTIVE = dict(
+    client_opt="sgd(momentum=0.9)", server_opt="adam", server_lr=0.05, central_opt="adam",
+    central_lr=0.02, merge_opt="sgd(momentum=0.5)",
+)  # fmt: skip
+
+
+class Stop(MixflError):
+    """A process that ends in the middle of a run."""
+
+
+def problem_of(algorithm):
+    return tiny_problem.regularized if algorithm == "baseline" else tiny_problem.problem
+
+
+def adaptive(algorithm) -> dict:
+    return {k: v for k, v in ADAPTIVE.items() if k in ALGORITHMS[algorithm].uses}
+
+
+def train(algorithm, out, problem=None, **changes):
+    settings = {"rounds": ROUNDS, "checkpoint_every": 2, **adaptive(algorithm), **changes}
+    return mixfl.train(problem or problem_of(algorithm), algorithm, out=out, **settings)
+
+
+def evaluating(algorithm, action):
+    """The problem, with `action(n)` called before its n-th evaluation."""
+    problem, calls = problem_of(algorithm), iter(range(1, 1000))
+
+    def evaluate(params):
+        action(next(calls))
+        return problem.evaluate(params)
+
+    return dataclasses.replace(problem, evaluate=evaluate)
+
+
+def stopping(algorithm, at):
+    def action(n):
+        if n == at:
+            raise Stop("stopped")
+
+    return evaluating(algorithm, action)
+
+
+def train_until(algorithm, out, at, **changes):
+    with pytest.raises(Stop):
+        train(algorithm, out, stopping(algorithm, at), **changes)
+
+
+def timeless(rows):
+    return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]
+
+
+def lines(out):
+    text = (out / "metrics.jsonl").read_text()
+    assert text.endswith("\n")
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def events(out) -> dict:
+    """{(tag, round): value} as TensorBoard shows them."""
+    found = EventAccumulator(str(out / "tensorboard"), size_guidance={"scalars": 0}).Reload()
+    return {(tag, e.step): e.value for tag in found.Tags()["scalars"] for e in found.Scalars(tag)}
+
+
+def expected_events(rows) -> dict:
+    return {
+        (k, row["round"]): np.float32(v) for row in rows for k, v in row.items() if k != "round"
+    }
+
+
+def assert_same(out, other):
+    """Two folders hold the same run: model bytes and metrics, times aside."""
+    assert (out / "model.safetensors").read_bytes() == (other / "model.safetensors").read_bytes()
+    assert timeless(lines(out)) == timeless(lines(other))
+
+
+def snapshot(out) -> dict:
+    return {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in out.rglob("*") if p.is_file()}
+
+
+def cli(monkeypatch, *arguments):
+    """The command line, in this process: its exit code."""
+    monkeypatch.setattr(sys, "argv", ["mixfl", *map(str, arguments)])
+    try:
+        main()
+    except SystemExit as stop:
+        return stop.code
+    return 0
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Folders of uninterrupted runs, one per algorithm, made when first asked for."""
+    made = {}
+
+    def run(algorithm):
+        if algorithm not in made:
+            made[algorithm] = tmp_path_factory.mktemp("whole") / algorithm
+            train(algorithm, made[algorithm])
+        return made[algorithm]
+
+    return run
+
+
+# What the folder holds
+
+
+def test_folder(whole):
+    out = whole("2wgt")
+    assert {p.name for p in out.iterdir()} == {
+        ".lock", "config.toml", "metrics.jsonl", "checkpoints", "tensorboard", "status.json",
+        "model.safetensors",
+    }  # fmt: skip
+    assert json.loads((out / "status.json").read_text()) == {"status": "finished", "round": ROUNDS}
+    assert sorted(p.name for p in (out / "checkpoints").iterdir()) == ["4", "6", "7"]
+    assert len(list((out / "checkpoints").iterdir())) == KEEP
+
+
+def test_metrics_are_flat_and_of_the_evaluated_rounds(tmp_path):
+    result = train("pt", tmp_path / "run", eval_every=3)
+    rows = lines(tmp_path / "run")
+    assert [row["round"] for row in rows] == [3, 6, 7]
+    assert rows == result.metrics
+    for row in rows:
+        assert {"eval/loss", "comm/down_bytes", "comm/up_bytes", "time/round_ms"} < row.keys()
+        assert all(isinstance(v, int | float) for v in row.values())
+        assert row["time/round_ms"] > 0
+        assert row["clients/federated"] == 5
+        assert row["clients/rejected"] == 0
+    assert rows[-1]["eval/loss"] == float(tiny_problem.evaluate(result.params)["loss"])
+
+
+X = 4 * (tiny_problem.FEATURES + 1)  # bytes of the model, and of a gradient
+UP = X + 4 + 4  # Delta_i, p_i, K_i
+EXAMPLE = 4 * (tiny_problem.FEATURES + 1)
+DEALT = 2 * 3 * EXAMPLE  # K |B_i| central examples
+BYTES = {
+    "fedavg": (X, UP), "pt": (X, UP), "1wgt": (2 * X, UP), "2wgt": (2 * X, UP),
+    "example-transfer": (X + DEALT, UP), "oracle": (0, 0), "central": (0, 0),
+    "pretrain": (X, UP), "baseline": (X, UP),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_bytes_are_those_of_the_messages(algorithm):
+    result = train(algorithm, None, rounds=2, client_opt="sgd") if (
+        "client_opt" in ALGORITHMS[algorithm].uses
+    ) else train(algorithm, None, rounds=2)  # fmt: skip
+    first, last = ((row["comm/down_bytes"], row["comm/up_bytes"]) for row in result.metrics)
+    assert last == BYTES[algorithm]
+    assert first == ((0, 0) if algorithm == "pretrain" else last)
+
+
+def test_two_way_uploads_gradients_where_deltas_do_not_tell_them():
+    row = train("2wgt", None, rounds=1, client_opt="adam").metrics[0]
+    assert (row["comm/down_bytes"], row["comm/up_bytes"]) == (2 * X, UP + X)
+
+
+def test_events_are_the_metrics(whole):
+    found = events(whole("2wgt"))
+    assert found == expected_events(lines(whole("2wgt")))
+    assert len(found) > 5 * ROUNDS
+
+
+def test_model_is_plain_safetensors(whole):
+    arrays = load_file(whole("2wgt") / "model.safetensors")
+    assert {k: (a.shape, a.dtype) for k, a in arrays.items()} == {
+        "w": ((tiny_problem.FEATURES,), np.float32), "b": ((), np.float32)
+    }  # fmt: skip
+
+
+# Reading it back
+
+
+def test_load(whole, tmp_path):
+    result = train("2wgt", tmp_path / "run")
+    run = mixfl.load(tmp_path / "run")
+    assert run.status == "finished"
+    assert run.config == result.config
+    assert run.metrics == result.metrics
+    assert run.params.keys() == {"w", "b"}
+    assert all((run.params[k] == result.params[k]).all() for k in run.params)
+    assert run.params["w"].tobytes() == mixfl.load(whole("2wgt")).params["w"].tobytes()
+
+
+class Layer(NamedTuple):
+    w: jax.Array
+    b: jax.Array
+
+
+SHAPES = {
+    "bare array": jnp.arange(3.0),
+    "dict": {"hidden": {"w": jnp.ones((2, 3)), "b": jnp.zeros(3)}, "scale": jnp.ones(())},
+    "list": [jnp.ones(2), [jnp.zeros(1), {"a": jnp.ones(1)}]],
+    "eleven": [jnp.full(1, float(i)) for i in range(11)],
+    "params": {"params": jnp.ones(2)},
+    "slashes": {"a/b": jnp.ones(1), "a": {"b": jnp.zeros(1)}},
+    "half": {"w": jnp.ones(2, jnp.bfloat16)},
+}
+
+
+def train_on(params, out):
+    """One round that moves every parameter."""
+    norm = lambda p: sum(jnp.sum(x.astype(jnp.float32) ** 2) for x in jax.tree.leaves(p))  # noqa: E731
+    problem = mixfl.Problem(lambda key: params, [mixfl.Central(norm)])
+    return mixfl.train(problem, "central", out=out, rounds=1, local_steps=1).params
+
+
+def assert_equal_trees(found, expected):
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert a.dtype == b.dtype
+        assert a.tobytes() == b.tobytes()
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_load_gives_dicts_and_lists(shape, tmp_path):
+    params = train_on(SHAPES[shape], tmp_path / "run")
+    assert not np.array_equal(jax.tree.leaves(params)[0], jax.tree.leaves(SHAPES[shape])[0])
+    assert_equal_trees(mixfl.load(tmp_path / "run").params, params)
+
+
+def test_load_fills_another_kind_of_pytree(tmp_path):
+    like = (Layer(jnp.ones((2, 2)), jnp.zeros(2)), Layer(jnp.ones(2), jnp.zeros(())))
+    params = train_on(like, tmp_path / "run")
+    assert_equal_trees(mixfl.load(tmp_path / "run", like=like).params, params)
+    plain = mixfl.load(tmp_path / "run").params
+    assert_equal_trees(plain, [{"w": p.w, "b": p.b} for p in params])
+    with pytest.raises(MixflError, match=r"has the arrays .*0/b.*, expected \['w'\]"):
+        mixfl.load(tmp_path / "run", like={"w": like[0].w})
+    with pytest.raises(MixflError, match=r"0/w with shape \(2, 2\), expected \(3,\)"):
+        mixfl.load(tmp_path / "run", like=(Layer(np.ones(3), like[0].b), like[1]))
+
+
+def test_load_of_an_unfinished_run(tmp_path):
+    train_until("fedavg", tmp_path / "run", at=4)
+    run = mixfl.load(tmp_path / "run")
+    assert (run.status, run.params) == ("running", None)
+    assert [row["round"] for row in run.metrics] == [1, 2, 3]
+
+
+def test_load_of_no_run(tmp_path):
+    with pytest.raises(MixflError, match="holds no run"):
+        mixfl.load(tmp_path)
+
+
+# Repeating and resuming
+
+
+@pytest.mark.parametrize("algorithm", ["2wgt", "pretrain", "oracle"])
+def test_config_repeats_the_run(algorithm, monkeypatch, tmp_path):
+    first, again = tmp_path / "first", tmp_path / "elsewhere" / "again"
+    keys = {**adaptive(algorithm), "rounds": 4, "w_f": 0.3, "seed": 7, "local_steps": 3}
+    keys |= {"cohort_chunk": 2} if "cohort_chunk" in ALGORITHMS[algorithm].uses else {}
+    sets = [arg for k, v in keys.items() for arg in ("--set", f"{k}={v}")]
+    monkeypatch.chdir(TINY.parent)
+    task = f"{TINY.name}:problem"
+    assert cli(monkeypatch, "run", task, "--algorithm", algorithm, "--out", first, *sets) == 0
+    config = mixfl.load(first).config
+    uses = ALGORITHMS[algorithm].uses - {"central_batch"}  # not where no batch is drawn
+    assert uses <= config.keys()
+    assert "auto" not in config.values()
+    assert keys.items() <= config.items()
+
+    monkeypatch.chdir(tmp_path)
+    assert cli(monkeypatch, "run", "--config", first / "config.toml", "--out", again) == 0
+    assert_same(again, first)
+    assert mixfl.load(again).config == config
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_resumed_equals_uninterrupted(algorithm, whole, tmp_path):
+    out = tmp_path / "run"
+    train_until(algorithm, out, at=3)  # after the checkpoint of round 2
+    assert not (out / "model.safetensors").exists()
+    train_until(algorithm, out, at=4, resume=True)  # rounds 3, 4, 5, and not 6
+    assert [row["round"] for row in lines(out)] == [1, 2, 3, 4, 5]
+    result = train(algorithm, out, resume=True)
+    assert_same(out, whole(algorithm))
+    assert_equal_trees(result.params, mixfl.load(whole(algorithm)).params)
+    assert timeless(result.metrics) == timeless(lines(whole(algorithm)))
+    assert events(out) == expected_events(lines(out))
+
+
+def test_stopped_before_the_first_checkpoint(whole, tmp_path):
+    out = tmp_path / "run"
+    train_until("pt", out, at=2)
+    train("pt", out, resume=True)
+    assert_same(out, whole("pt"))
+    assert events(out) == expected_events(lines(out))
+
+
+def test_rows_after_the_checkpoint_and_half_a_line_are_made_again(whole, tmp_path):
+    out = tmp_path / "run"
+    train_until("1wgt", out, at=6)
+    with open(out / "metrics.jsonl", "a") as file:
+        file.write('{"round": 6, "eval/lo')
+    train("1wgt", out, resume=True)
+    assert_same(out, whole("1wgt"))
+
+
+def test_killed_before_the_config_was_there(whole, tmp_path):
+    out = tmp_path / "run"
+    out.mkdir()
+    (out / ".lock").touch()
+    (out / ".config.toml.partial").write_text("task = ")
+    train("fedavg", out, resume=True)
+    assert_same(out, whole("fedavg"))
+    assert not list(out.glob(".*.partial"))
+
+
+def test_killed_between_model_and_status(whole, tmp_path):
+    out = tmp_path / "run"
+    train("fedavg", out)
+    (out / "status.json").write_text('{"status": "running", "round": 0}')
+    train("fedavg", out, resume=True)
+    assert mixfl.load(out).status == "finished"
+    assert_same(out, whole("fedavg"))
+
+
+def test_resuming_a_finished_run_changes_nothing(tmp_path, capsys):
+    out = tmp_path / "run"
+    result = train("2wgt", out)
+    before = snapshot(out)
+    again = train("2wgt", out, resume=True, progress=True)
+    assert snapshot(out) == before
+    assert "finished already" in capsys.readouterr().err
+    assert_equal_trees(again.params, result.params)
+    assert again.metrics == result.metrics
+
+
+# Signals and other processes
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_saves_and_says_how_to_go_on(number, whole, tmp_path):
+    out = tmp_path / "run"
+    before = signal.getsignal(number)
+    send = lambda n: signal.raise_signal(number) if n == 3 else None  # noqa: E731
+    with pytest.raises(Interrupted, match=r"after round 4 of 7.*--resume"):
+        train("2wgt", out, evaluating("2wgt", send), checkpoint_every=100)
+    assert signal.getsignal(number) is before
+    assert json.loads((out / "status.json").read_text()) == {"status": "interrupted", "round": 4}
+    assert [p.name for p in (out / "checkpoints").iterdir()] == ["4"]
+    train("2wgt", out, checkpoint_every=100, resume=True)
+    assert_same(out, whole("2wgt"))
+
+
+def test_second_signal_stops_at_once(tmp_path):
+    def send(n):
+        for _ in range(2 if n == 3 else 0):
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        train("fedavg", tmp_path / "run", evaluating("fedavg", send))
+    assert [row["round"] for row in lines(tmp_path / "run")] == [1, 2]
+
+
+WAITING = f"""
+import dataclasses, pathlib, sys, time
+sys.path.insert(0, {str(TINY.parent)!r})
+import tiny_problem
+go = pathlib.Path(__file__).with_name("go")
+calls = 0
+
+def evaluate(params):
+    global calls
+    calls += 1
+    while calls == 3 and not go.exists():
+        time.sleep(0.01)
+    return tiny_problem.evaluate(params)
+
+problem = dataclasses.replace(tiny_problem.problem, evaluate=evaluate)
+"""
+
+
+def test_ctrl_c_and_a_second_process(monkeypatch, capfd, tmp_path):
+    """A process that waits in round 3 is disturbed by a second one, and then gets Ctrl-C."""
+    (tmp_path / "waiting.py").write_text(WAITING)
+    out = tmp_path / "run"
+    task = f"{tmp_path / 'waiting.py'}:problem"
+    command = ["run", task, "--algorithm", "2wgt", "--out", str(out)]
+    child = subprocess.Popen(
+        [Path(sys.executable).with_name("mixfl"), *command], stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        while not (out / "metrics.jsonl").exists() or len(lines(out) or [0]) < 2:
+            assert child.poll() is None, child.stderr.read()
+            time.sleep(0.01)
+        assert cli(monkeypatch, *command, "--resume") == 2
+        assert f"another process is writing to {out}" in capfd.readouterr().err
+        child.send_signal(signal.SIGINT)
+        (tmp_path / "go").touch()
+        _, err = child.communicate()
+    finally:
+        child.kill()
+    assert child.returncode == 130
+    assert "stopped after round" in err
+    assert "--resume" in err
+    assert "Traceback" not in err
+    assert mixfl.load(out).status == "interrupted"
+    assert cli(monkeypatch, *command, "--resume") == 0
+    assert cli(monkeypatch, *command[:-1], tmp_path / "whole") == 0
+    assert_same(out, tmp_path / "whole")
+
+
+# Damage
+
+
+def truncate(file):
+    os.truncate(file, file.stat().st_size // 2)
+
+
+def flip(file, at=None):
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2 if at is None else at] ^= 1
+    file.write_bytes(content)
+
+
+def array_files(checkpoint):
+    return sorted(p for p in checkpoint.glob("state/**/d/*") if p.is_file())
+
+
+@pytest.mark.parametrize("damage", [truncate, flip, Path.unlink])
+def test_damaged_checkpoint_falls_back(damage, whole, tmp_path, capsys):
+    out = tmp_path / "run"
+    train_until("2wgt", out, at=7)
+    assert sorted(p.name for p in (out / "checkpoints").iterdir()) == ["2", "4", "6"]
+    for file in array_files(out / "checkpoints" / "6"):
+        damage(file)
+    train("2wgt", out, resume=True, progress=True)
+    err = capsys.readouterr().err
+    assert "the checkpoint of round 6 is damaged" in err
+    assert "going back to the one before it" in err
+    assert "going on from the checkpoint of round 4" in err
+    assert_same(out, whole("2wgt"))
+    assert events(out) == expected_events(lines(out))
+
+
+def test_all_checkpoints_damaged_starts_anew(whole, tmp_path, capsys):
+    out = tmp_path / "run"
+    train_until("2wgt", out, at=7)
+    for round in ("2", "4", "6"):
+        truncate(array_files(out / "checkpoints" / round)[0])
+    train("2wgt", out, resume=True, progress=True)
+    err = capsys.readouterr().err
+    assert err.count("is damaged") == 3
+    assert err.count("starting anew") == 1
+    assert "going on from" not in err
+    assert_same(out, whole("2wgt"))
+    assert events(out) == expected_events(lines(out))
+
+
+def test_no_damage_to_a_checkpoint_goes_unnoticed(tmp_path):
+    """A flipped byte in any file: the state of that round as it was, or the one before it."""
+    states = [
+        {"x": np.arange(50, dtype=np.float32) + round, "n": np.int32(round)} for round in (1, 2)
+    ]
+    meta = {"rejected": 3}
+    path = tmp_path / "checkpoints"
+    notes = []
+    checkpoints = Checkpoints(path, notes.append)
+    checkpoints.save(1, states[0], meta)
+    checkpoints.save(2, states[1], meta)
+    checkpoints.close()
+    saved = {p: p.read_bytes() for p in path.rglob("*") if p.is_file()}
+    newest = [p for p in saved if path / "2" in p.parents and saved[p]]
+    assert any(p in array_files(path / "2") for p in newest)
+    back = 0
+    for file in newest:
+        for at in {0, len(saved[file]) // 3, len(saved[file]) // 2, len(saved[file]) - 1}:
+            for p, content in saved.items():
+                p.parent.mkdir(parents=True, exist_ok=True)
+                p.write_bytes(content)
+            flip(file, at)
+            checkpoints = Checkpoints(path, notes.append)
+            round, state, found = checkpoints.latest(states[0])
+            checkpoints.close()
+            expected = states[round - 1]
+            assert found == meta
+            assert state["x"].tobytes() == expected["x"].tobytes(), (file, at)
+            assert state["n"] == expected["n"]
+            back += round == 1
+    assert len(notes) == back
+    assert back >= len(array_files(path / "1"))

@@ -1,0 +1,138 @@
+"""The simulator's promises about memory and feeding."""
+
+import jax
+import numpy as np
+import pytest
+from problems import init, logistic, problem, settings
+
+import mixfl
+from mixfl.algorithms import ALGORITHMS
+from mixfl.engine import Simulator, cohort
+from mixfl.engine.feeding import CHUNK_BYTES, Feeder, Prefetch
+from mixfl.errors import MixflError
+
+
+def wide_problem(clients=64, width=400):
+    """Examples large enough that batches, not the model, fill the memory."""
+    rng = np.random.default_rng(0)
+    n = clients * 4
+    data = {"x": rng.normal(size=(n, width)).astype(np.float32), "y": np.ones(n, np.float32)}
+    people = mixfl.ClientData.from_arrays(data, client=np.arange(n) // 4)
+    start = lambda key: {"b": np.zeros((), np.float32), "w": np.zeros(width, np.float32)}  # noqa: E731
+    return mixfl.Problem(
+        lambda key: jax.tree.map(jax.numpy.asarray, start(key)),
+        [mixfl.Federated(logistic, people), mixfl.Central(logistic, data)],
+    )
+
+
+def memory(p, s, name):
+    """Bytes of arguments and temporaries of the compiled program that sees the clients."""
+    simulator = Simulator(p, ALGORITHMS[name].build(p, s), s)
+    piece = next(iter(simulator.feeder.pieces(simulator.algorithm, 0)))
+    program = simulator.program(simulator.algorithm)
+    state = simulator.init()
+    if piece.last:
+        lowered = program.whole.lower(state, piece.drawn, piece.clients)
+    else:
+        messages = program.begin(state, piece.drawn)
+        empty = program.empty(messages, piece.clients)
+        lowered = program.accumulate.lower(empty, messages, piece.clients)
+    found = lowered.compile().memory_analysis()
+    return found.argument_size_in_bytes + found.temp_size_in_bytes
+
+
+def test_memory_is_bounded_by_the_chunk_and_not_by_the_cohort():
+    p = wide_problem()
+    small = memory(p, settings(cohort_size=8, cohort_chunk=8), "fedavg")
+    chunked = memory(p, settings(cohort_size=64, cohort_chunk=8), "fedavg")
+    whole = memory(p, settings(cohort_size=64, cohort_chunk=64), "fedavg")
+    assert chunked < 1.1 * small
+    assert whole > 3 * small
+
+
+def test_central_memory_is_bounded_by_the_chunk():
+    data = wide_problem().central[0].data
+
+    def hidden_layer(params, batch):  # activations [batch, 2000]
+        return jax.numpy.tanh(batch["x"] @ params["w"]).sum(1)
+
+    start = lambda key: {"w": jax.numpy.zeros((400, 2000))}  # noqa: E731
+    p = mixfl.Problem(start, [mixfl.Central(hidden_layer, data)])
+    temporaries = []
+    for chunk in (16, 256):
+        s = settings(cohort_size=1, central_batch=256, central_chunk=chunk, central_steps=1)
+        simulator = Simulator(p, ALGORITHMS["central"].build(p, s), s)
+        piece = next(iter(simulator.feeder.pieces(simulator.algorithm, 0)))
+        program = simulator.program(simulator.algorithm)
+        lowered = program.whole.lower(simulator.init(), piece.drawn, piece.clients)
+        temporaries.append(lowered.compile().memory_analysis().temp_size_in_bytes)
+    model = 400 * 2000 * 4
+    assert temporaries[0] < temporaries[1] + 2 * model
+    activations = [256 * 2000 * 4, 16 * 2000 * 4]
+    assert temporaries[1] >= activations[0]
+    assert temporaries[0] < activations[1] * 4 + 3 * model
+
+
+def test_auto_chunk_keeps_a_chunk_within_its_bytes():
+    p = wide_problem(clients=64, width=40_000)
+    s = settings(cohort_size=64, client_batch=50, local_steps=20)
+    feeder = Feeder(p, s)
+    per_client = 50 * 20 * p.populations[0].examples.example_bytes
+    assert feeder.chunk * per_client <= CHUNK_BYTES
+    assert feeder.chunk < 64
+
+
+def test_a_cohort_reads_only_its_own_rows(tmp_path, monkeypatch):
+    p = problem()
+    p.populations[0].clients.write(tmp_path / "store")
+    stored = mixfl.ClientData.open(tmp_path / "store")
+    read = []
+    column = type(stored.examples.columns["x"])
+    real = column.take
+    monkeypatch.setattr(column, "take", lambda self, rows: read.append(rows) or real(self, rows))
+    s = settings(cohort_size=2)
+    other = mixfl.Problem(init, [mixfl.Federated(logistic, stored)])
+    feeder = Feeder(other, s)
+    list(feeder.pieces(ALGORITHMS["fedavg"].build(other, s), 0))
+    chosen = cohort.cohort(s.seed, 0, 0, len(stored), 2)
+    allowed = set(np.concatenate([stored.rows(i) for i in chosen]).tolist())
+    assert read
+    assert set(np.concatenate(read).tolist()) <= allowed
+
+
+def test_store_and_arrays_train_to_the_same_bits(tmp_path):
+    p = problem()
+    p.populations[0].clients.write(tmp_path / "store")
+    stored = mixfl.ClientData.open(tmp_path / "store")
+    again = mixfl.Problem(init, [mixfl.Federated(logistic, stored, 0.7), p.central[0]])
+    kw = dict(rounds=3, cohort_size=5, client_batch=3, local_steps=3, client_lr=0.2)
+    one, two = mixfl.train(p, "pt", **kw), mixfl.train(again, "pt", **kw)
+    jax.tree.map(np.testing.assert_array_equal, one.params, two.params)
+
+
+def test_prefetch_hands_on_items_and_errors_and_stops():
+    def source():
+        yield 1
+        yield 2
+        raise MixflError("broken")
+
+    items = iter(Prefetch(source))
+    assert [next(items), next(items)] == [1, 2]
+    with pytest.raises(MixflError, match="broken"):
+        next(items)
+    endless = Prefetch(lambda: iter(int, 1))
+    endless.close()
+    assert not endless.thread.is_alive()
+
+
+def test_more_devices_than_there_are_is_an_error():
+    with pytest.raises(MixflError, match="devices = 50"):
+        Simulator(problem(), ALGORITHMS["pt"].build(problem(), settings()), settings(devices=50))
+
+
+def test_central_draws_are_without_replacement_and_dealt_fairly():
+    rng = np.random.default_rng(0)
+    rows = cohort.drawn_rows(rng, 10, 4, 7)
+    assert all(len(set(batch)) == 7 for batch in rows)
+    dealt = cohort.dealt_rows(rng, 10, 25)
+    assert sorted(np.bincount(dealt, minlength=10).tolist()) == [2] * 5 + [3] * 5
