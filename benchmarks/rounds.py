@@ -125,7 +125,9 @@ class Sgemm:
 @click.command()
 @click.option("--trials", default=7, show_default=True)
 @click.option("--rounds", default=6, show_default=True, help="Rounds in a trial.")
-@click.option("--algorithms", default="fedavg,pt,1wgt,2wgt,oracle,example-transfer", show_default=True)
+@click.option(
+    "--algorithms", default="fedavg,pt,1wgt,2wgt,oracle,example-transfer", show_default=True
+)
 def main(trials: int, rounds: int, algorithms: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         problem = make_problem(Path(folder))
@@ -182,7 +184,7 @@ def main(trials: int, rounds: int, algorithms: str) -> None:
     }  # fmt: skip
     content = [{**row, **record} for row in rows]
     RESULTS.write_text(json.dumps(content, indent=1) + "\n")
-    print(f"Written to {RESULTS.relative_to(Path.cwd()) if RESULTS.is_relative_to(Path.cwd()) else RESULTS}")
+    print(f"Written to {RESULTS}")
 
 
 if __name__ == "__main__":

@@ -36,8 +36,16 @@ __all__ = [*_WHERE, "__version__"]
 
 if TYPE_CHECKING:
     from mixfl.algorithms import (
-        ALGORITHMS, baseline, central, example_transfer, fed_avg, one_way_gt, oracle,
-        parallel_training, pretrain, two_way_gt,
+        ALGORITHMS,
+        baseline,
+        central,
+        example_transfer,
+        fed_avg,
+        one_way_gt,
+        oracle,
+        parallel_training,
+        pretrain,
+        two_way_gt,
     )  # fmt: skip
     from mixfl.data.examples import ClientData, Examples
     from mixfl.errors import Diverged, MixflError

@@ -111,7 +111,9 @@ def compare(task, algorithms, trials, preset, rounds, seed, out, data, assignmen
 
     ids = [a.strip() for a in algorithms.split(",") if a.strip()]
     if not ids or len(set(ids)) < len(ids):
-        raise MixflError(f"--algorithms {algorithms}: expected different names, separated by commas.")
+        raise MixflError(
+            f"--algorithms {algorithms}: expected different names, separated by commas."
+        )
     problems: dict = {}
     plans = [
         plan(task, a, preset=preset, data=data, given=given, shared_with=ids, problems=problems)
@@ -123,7 +125,9 @@ def compare(task, algorithms, trials, preset, rounds, seed, out, data, assignmen
     metrics = comparison.shown_metrics(outcomes)
     if metrics:
         plot = out / comparison.PLOT
-        plots.curves({o.algorithm: o.trials for o in outcomes}, metrics, plot, plans[0].problem.name)
+        plots.curves(
+            {o.algorithm: o.trials for o in outcomes}, metrics, plot, plans[0].problem.name
+        )
         click.echo(f"Runs: {out}/<algorithm>/   Plot: {plot}")
     if any(o.diverged for o in outcomes) and not any(o.trials for o in outcomes):
         raise SystemExit(3)
@@ -191,7 +195,7 @@ def start_jax(keys) -> None:
     """
     import jax
 
-    if not jax.config.jax_compilation_cache_dir:
+    if not getattr(jax.config, "jax_compilation_cache_dir", None):
         base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
         jax.config.update("jax_compilation_cache_dir", os.path.expanduser(f"{base}/mixfl"))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)

@@ -164,9 +164,9 @@ def central_batch(term: Term, s: Settings, auto: int) -> int:
 def report(problem: Problem, sums, central=()) -> dict:
     """Info that every algorithm gives: each term's loss (its weight included), and counts."""
     info = {}
-    for term, s in zip(problem.populations, sums or (), strict=False):
-        info[f"train/{term.name}/loss"] = s.loss / jnp.maximum(s.steps, 1)
-        info[f"clients/{term.name}"] = s.clients
-    for term, c in zip(problem.central, central or (), strict=False):
+    for population, s in zip(problem.populations, sums, strict=True):
+        info[f"train/{population.name}/loss"] = s.loss / jnp.maximum(s.steps, 1)
+        info[f"clients/{population.name}"] = s.clients
+    for term, c in zip(problem.central, central, strict=False):  # none in fedavg and 1wgt
         info[f"train/{term.name}/loss"] = c.loss
     return info

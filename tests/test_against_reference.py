@@ -37,9 +37,7 @@ def run_both(algorithm_id, terms, **changes):
     simulator = Simulator(p, algorithm, s)
     state = simulator.init()
     x0 = flat(state.x).astype(float)
-    rounds = [
-        reference_round(simulator.feeder, simulator.at(t), t, s) for t in range(ROUNDS)
-    ]
+    rounds = [reference_round(simulator.feeder, simulator.at(t), t, s) for t in range(ROUNDS)]
     fields = {f.name for f in dataclasses.fields(reference.Settings)} - {"pretrain_rounds"}
     given = {k: getattr(s, k) for k in fields if getattr(s, k) != "auto"} | names
     expected = reference.train(

@@ -14,7 +14,9 @@ def findings(terms, init=None):
     return list(check_problem(mixfl.Problem(init, terms), settings()))
 
 
-@pytest.mark.parametrize("terms", ["two terms", "regularizer", "two populations and a central term"])
+@pytest.mark.parametrize(
+    "terms", ["two terms", "regularizer", "two populations and a central term"]
+)
 def test_sound_problems_pass_every_identity(terms):
     found = list(check_problem(problem(terms), settings()))
     assert all(f.good for f in found), [str(f) for f in found]

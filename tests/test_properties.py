@@ -15,8 +15,18 @@ import numpy as np
 import pytest
 import reference
 from problems import (
-    PROBLEMS, clients, datacenter, flat, init, logistic, penalty, population, problem,
-    reference_round, reference_terms, settings,
+    PROBLEMS,
+    clients,
+    datacenter,
+    flat,
+    init,
+    logistic,
+    penalty,
+    population,
+    problem,
+    reference_round,
+    reference_terms,
+    settings,
 )  # fmt: skip
 
 import mixfl
@@ -118,8 +128,8 @@ def twice(function, *args):
     return found
 
 
-def by_hand(simulator, t=0):
-    """Round t through the functions of the contract, without compiling: the state, the sums."""
+def by_hand(simulator, t):
+    """Round t through the functions of the contract, without compiling."""
     algorithm, state = simulator.at(t), simulator.init()
     (piece,) = simulator.feeder.pieces(algorithm, t)
     with jax.disable_jit():
@@ -128,19 +138,20 @@ def by_hand(simulator, t=0):
         populations = simulator.problem.populations if algorithm.feed.clients else ()
         for term, message, feed in zip(populations, messages, piece.clients, strict=True):
             each = [jax.tree.map(lambda a, i=i: a[i], feed) for i in range(len(feed.batches.mask))]
-            uploads = [algorithm.client(term, message, one) for one in each]
-            assert_same_bits(algorithm.client(term, message, each[0]), uploads[0])
-            sums.append(add(*(algorithm.summand(upload) for upload in uploads)))
+            uploads = [twice(algorithm.client, term, message, one) for one in each]
+            sums.append(add(*(twice(algorithm.summand, upload) for upload in uploads)))
         central = twice(algorithm.central, state, piece.drawn)
         new_state, _ = twice(algorithm.update, state, messages, sums, central)
-    assert_same_bits(numpy(state), numpy(simulator.init()))
-    return numpy(new_state), sums
+    return new_state
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_its_functions_are_pure_and_make_up_the_round_of_the_simulator(algorithm):
-    state, _ = by_hand(build(algorithm))
-    assert_close(state, run(algorithm).states[1])
+    t = PHASE.get(algorithm, 0)
+    simulator = build(algorithm, cohort_size=2, local_steps=2, central_steps=2)
+    state = by_hand(simulator, t)
+    (result,) = simulator.rounds(simulator.init(), t, t + 1)
+    assert_close(state, result.state)
 
 
 @pytest.mark.parametrize("t", [0, ROUNDS - 1])
@@ -185,16 +196,20 @@ WAYS = {
     "chunks": dict(cohort_chunk=2, central_chunk=3),  # the last of 2 + 2 + 1 clients is padded
     "two devices": dict(devices=2),  # of 3 + 2 clients
 }
+TABLE = [
+    (algorithm, way)
+    for algorithm in ALGORITHMS
+    for way in WAYS
+    if algorithm in AT_CLIENTS or way != "a client at a time"
+]
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize(("algorithm", "way"), TABLE)
 def test_a_run_traces_one_program_per_phase(algorithm, way):
     assert run(algorithm, **WAYS[way]).simulator.traces == (2 if algorithm in PHASE else 1)
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize(("algorithm", "way"), TABLE)
 def test_nothing_is_traced_or_compiled_after_the_first_round_of_a_phase(algorithm, way):
     compilations = run(algorithm, **WAYS[way]).compilations
     first = {0, PHASE.get(algorithm, 0)}
@@ -234,8 +249,7 @@ def test_a_padded_step_may_even_have_no_finite_gradient():
     assert float(result.state.x) == 0.0
 
 
-@pytest.mark.parametrize("way", [way for way in WAYS if way != "whole"])
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize(("algorithm", "way"), [row for row in TABLE if row[1] != "whole"])
 def test_chunks_and_devices_change_nothing_but_rounding(algorithm, way):
     whole, parts = run(algorithm), run(algorithm, **WAYS[way])
     assert_close(parts.states, whole.states)
@@ -313,7 +327,9 @@ def test_clients_go_through_a_fresh_permutation_each_round():
             assert (owner[rows] == client).all()  # padding, too, is its own
             orders[client].append(tuple(rows[real]))
     assert len(cohorts) > 1
-    assert all(len(set(orders[c])) == len(orders[c]) for c in (2, 3, 4))  # always a new order
+    largest = orders[-1]  # takes 6 of its 9 rows
+    assert len(set(largest)) == len(largest) > 3
+    assert set().union(*largest) == set(np.flatnonzero(owner == 4))
 
 
 # Clients: broken ones, and their weights ----------------------------------------------------------
@@ -365,16 +381,9 @@ def test_a_client_whose_part_of_the_sum_overflows_is_left_out():
 
 @pytest.mark.parametrize("algorithm", AT_CLIENTS)
 def test_weighting_by_examples_steps_and_uniform_differ(algorithm):
-    t = PHASE.get(algorithm, 0)
-    small = dict(cohort_size=3, local_steps=3, central_steps=1)
-    found = {w: by_hand(build(algorithm, weighting=w, **small), t) for w in WEIGHTINGS}
-    simulator = build(algorithm, **small)
-    (piece,) = simulator.feeder.pieces(simulator.at(t), t)
-    mask = piece.clients[0].batches.mask
-    expected = {"examples": mask.sum(), "steps": mask.any(axis=2).sum(), "uniform": 3}
-    assert {w: float(sums[0].weight) for w, (_, sums) in found.items()} == expected
-    for (one, _), (other, _) in itertools.combinations(found.values(), 2):
-        assert np.abs(flat(one.x) - flat(other.x)).max() > 1e-4
+    models = [flat(run(algorithm, weighting=w).states[-1].x) for w in WEIGHTINGS]
+    for one, other in itertools.combinations(models, 2):
+        assert np.abs(one - other).max() > 1e-3
 
 
 # Rounds by hand -----------------------------------------------------------------------------------

@@ -31,8 +31,7 @@ def server_training(terms, s: Settings, feed: Feed, select: Callable) -> Algorit
 
     def grad(x, batches):
         found = [
-            chunked_gradient(term, x, batch)
-            for term, batch in zip(terms, batches, strict=True)
+            chunked_gradient(term, x, batch) for term, batch in zip(terms, batches, strict=True)
         ]
         return add(*found)
 

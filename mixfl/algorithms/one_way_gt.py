@@ -8,7 +8,12 @@ from mixfl.errors import MixflError
 from mixfl.problem import Problem
 from mixfl.settings import Settings
 from mixfl.steps import (
-    add, central_batches, central_shares, chunked_gradient, draw_central, scale,
+    add,
+    central_batches,
+    central_shares,
+    chunked_gradient,
+    draw_central,
+    scale,
 )  # fmt: skip
 
 
@@ -31,4 +36,3 @@ def one_way_gt(problem: Problem, s: Settings) -> Algorithm:
     rubric = s.local_steps * s.cohort_size * s.client_batch
     feed = algorithm.feed._replace(draw=draw_central(problem, s, 1, auto=rubric))
     return algorithm._replace(broadcast=broadcast, feed=feed)
-

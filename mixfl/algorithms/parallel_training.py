@@ -1,8 +1,8 @@
 """Parallel Training: a round of FedAvg beside steps of central training, then a merge.
 
-    x_f = ServerOpt(x, -Delta),  Delta_f = x_f - x      for each population
-    x_c = J steps of CentralOpt, Delta_c = x_c - x      for each central term
-    x   = MergeOpt(x, -(sum of all Delta))
+x_f = ServerOpt(x, -Delta),  Delta_f = x_f - x      for each population
+x_c = J steps of CentralOpt, Delta_c = x_c - x      for each central term
+x   = MergeOpt(x, -(sum of all Delta))
 """
 
 from typing import Any, NamedTuple
@@ -15,7 +15,13 @@ from mixfl.optimizers import make
 from mixfl.problem import Params, Problem
 from mixfl.settings import Settings
 from mixfl.steps import (
-    add, central_batches, central_update, draw_central, mean_delta, report, scale,
+    add,
+    central_batches,
+    central_update,
+    draw_central,
+    mean_delta,
+    report,
+    scale,
 )  # fmt: skip
 
 

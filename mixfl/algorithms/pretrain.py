@@ -36,9 +36,7 @@ def pretrain(problem: Problem, s: Settings) -> Algorithm:
         return first.central(CentralState(state.x, *state.central), drawn)
 
     def update_first(state, messages, sums, central):
-        new, info = first.update(
-            CentralState(state.x, *state.central), messages, sums, central
-        )
+        new, info = first.update(CentralState(state.x, *state.central), messages, sums, central)
         return State(new.x, new[1:], state.server), info
 
     def update_then(state, messages, sums, central):

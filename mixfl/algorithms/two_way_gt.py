@@ -12,7 +12,13 @@ import jax
 import jax.numpy as jnp
 
 from mixfl.algorithm import (
-    AUTO_KEYS, CENTRAL_KEYS, CLIENT_KEYS, MERGE_KEYS, Algorithm, Message, algorithm,
+    AUTO_KEYS,
+    CENTRAL_KEYS,
+    CLIENT_KEYS,
+    MERGE_KEYS,
+    Algorithm,
+    Message,
+    algorithm,
 )  # fmt: skip
 from mixfl.algorithms.parallel_training import State as PTState
 from mixfl.algorithms.parallel_training import parallel_training
@@ -20,7 +26,12 @@ from mixfl.optimizers import make
 from mixfl.problem import Federated, Params, Problem
 from mixfl.settings import Settings
 from mixfl.steps import (
-    add, central_update, client_update, scale, weighted_summand, zeros,
+    add,
+    central_update,
+    client_update,
+    scale,
+    weighted_summand,
+    zeros,
 )  # fmt: skip
 
 
@@ -60,7 +71,7 @@ def two_way_gt(problem: Problem, s: Settings) -> Algorithm:
         return client_update(term, s, message, feed, collect=collect_f)
 
     def summand(upload):
-        # sum Delta_i is needed beside sum p_i Delta_i, unless they are the same (or grads are sent).
+        # sum Delta_i is needed beside sum p_i Delta_i, unless they are the same or grads are sent.
         sums = weighted_summand(upload)
         same = collect_f or s.weighting == "uniform"
         return sums if same else sums._replace(delta=upload.delta)
@@ -111,4 +122,3 @@ def two_way_gt(problem: Problem, s: Settings) -> Algorithm:
         init=init, broadcast=broadcast, client=client, summand=summand, central=central,
         update=update,
     )  # fmt: skip
-

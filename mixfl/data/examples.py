@@ -10,6 +10,7 @@ rows asked for.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -78,7 +79,7 @@ class ClientData:
 
     examples: Examples
     offsets: np.ndarray  # [clients + 1]
-    ids: Sequence  # [clients], names for messages and splits
+    ids: Any  # [clients], names for messages and splits
     dropped: int = 0  # clients left out because they had no usable example
 
     @classmethod

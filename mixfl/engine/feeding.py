@@ -85,8 +85,8 @@ class Feeder:
 
     def _deal(self, round: int) -> np.ndarray:
         """[populations, S, K, |B_i|] rows of the central term."""
-        s, shape = self.s, (len(self.starts), self.s.cohort_size, self.s.local_steps)
-        shape = (*shape, s.client_batch)
+        s = self.s
+        shape = (len(self.starts), s.cohort_size, s.local_steps, s.client_batch)
         rng = cohort.generator(s.seed, round, cohort.SHARE)
         n = len(self.problem.central[0].examples)  # type: ignore[arg-type]
         return cohort.dealt_rows(rng, n, int(np.prod(shape))).reshape(shape)

@@ -14,7 +14,8 @@ BATCH = 3  # unlike most sizes in a model, so that a wrong axis shows
 
 
 def preflight(problem: Problem, s: Settings, simulator: Simulator) -> None:
-    x = attempt("init", lambda: jax.eval_shape(problem.init, jax.random.key(s.seed)))
+    hint = ". It must return floating-point arrays only (see docs/models.md)"
+    x = attempt("init", lambda: jax.eval_shape(problem.init, jax.random.key(s.seed)), hint)
     check_params(x)
     for term in problem.terms:
         check_loss(term, x)
@@ -43,14 +44,14 @@ def _shape(found) -> str:
     return f"shape {found.shape}" if hasattr(found, "shape") else f"a {type(found).__name__}"
 
 
-def attempt(name: str, function):
+def attempt(name: str, function, hint: str = ""):
     """Calls a function of the user's; its error becomes a message with the place in the file."""
     try:
         return function()
     except MixflError:
         raise
     except Exception as error:
-        raise MixflError(f"{name} failed: {_describe(error)}") from error
+        raise MixflError(f"{name} failed: {_describe(error)}{hint}") from error
 
 
 def _describe(error: Exception) -> str:

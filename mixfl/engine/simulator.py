@@ -10,6 +10,7 @@ import numpy as np
 
 from mixfl.algorithm import Algorithm
 from mixfl.engine.feeding import Feeder, Prefetch
+from mixfl.engine.memory import keep_freed_memory
 from mixfl.engine.round import Round
 from mixfl.errors import MixflError
 from mixfl.problem import Params, Problem
@@ -26,6 +27,7 @@ class Simulator:
     """Runs an algorithm on a problem. `devices` share a cohort (see `choose_devices`)."""
 
     def __init__(self, problem: Problem, algorithm: Algorithm, s: Settings):
+        keep_freed_memory()
         self.problem, self.algorithm, self.s = problem, algorithm, s
         self.devices = choose_devices(s)
         self.feeder = Feeder(problem, s, self.devices)

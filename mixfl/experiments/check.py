@@ -106,13 +106,15 @@ def check_term(term: Term, x, near, s: Settings) -> Iterator[Finding]:
 
     x = near
     together = np.asarray(term.loss(x, data))
-    alone = np.array([term.loss(x, {k: a[i : i + 1] for k, a in data.items()})[0] for i in range(n)])
+    alone = np.array(
+        [term.loss(x, {k: a[i : i + 1] for k, a in data.items()})[0] for i in range(n)]
+    )
     off = np.abs(together - alone).max() / (np.abs(alone).max() + 1e-12)
     yield Finding(
         bool(off < TOLERANCE), f"{name}: an example's loss does not depend on its batch",
         _deviation(off) if off < TOLERANCE else
-        f"{_deviation(off)}: the loss uses batch statistics (batch norm, in-batch negatives, a mean "
-        "over the batch): use a norm without them, such as layer or group norm",
+        f"{_deviation(off)}: the loss uses batch statistics (batch norm, in-batch negatives, a "
+        "mean over the batch): use a norm without them, such as layer or group norm",
     )  # fmt: skip
     again = np.asarray(term.loss(x, data))
     yield Finding(

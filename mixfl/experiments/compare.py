@@ -74,7 +74,13 @@ def interval(values: np.ndarray) -> float:
 def rows(outcomes: Sequence[Outcome]) -> tuple[list[str], list[list[str]]]:
     """Header and cells of the table."""
     metrics = shown_metrics(outcomes)
-    header = ["algorithm", *(m.removeprefix("eval/") for m in metrics), "ms/round", "KB down", "KB up"]
+    header = [
+        "algorithm",
+        *(m.removeprefix("eval/") for m in metrics),
+        "ms/round",
+        "KB down",
+        "KB up",
+    ]
     cells = []
     for o in outcomes:
         row = [o.algorithm]

@@ -59,10 +59,12 @@ def _own(name: str) -> Task:
 def _imported(path: Path, attribute: str) -> Problem:
     if not path.is_file():
         raise MixflError(f"there is no file {path} (a problem of your own is path.py:problem).")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    # A name of its own, and its folder last: a file named like a package must not hide it.
+    name = f"mixfl_problem_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
-    sys.path.insert(0, str(path.parent.resolve()))
-    sys.modules[path.stem] = module
+    sys.path.append(str(path.parent.resolve()))
+    sys.modules[name] = module
     try:
         spec.loader.exec_module(module)  # type: ignore[union-attr]
         if not hasattr(module, attribute):
@@ -94,7 +96,9 @@ def describe(error: BaseException, path: Path | None = None) -> str:
             line = trace.tb_lineno
         trace = trace.tb_next
     where = f" (line {line})" if line else ""
-    return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}{where}"
+    return (
+        f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}{where}"
+    )
 
 
 def read_toml(path: Path) -> dict[str, Any]:

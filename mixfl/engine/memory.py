@@ -1,0 +1,28 @@
+"""Keeps freed memory for the next round.
+
+A round allocates and frees buffers of tens of megabytes. By default glibc returns each to the
+system, and the next round pays for fresh pages again, which costs more than the arithmetic: adding
+1 to 42 MB of floats took 25 ms instead of 4 on a virtual machine with two Zen 3 cores.
+"""
+
+import ctypes
+import functools
+
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX, M_ARENA_MAX = -1, -2, -4, -8
+
+
+@functools.cache
+def keep_freed_memory() -> bool:
+    """Once per process; True where the C library is glibc, and nothing happens elsewhere."""
+    try:
+        libc = ctypes.CDLL(None)
+        libc.gnu_get_libc_version  # noqa: B018 (raises where it is another library)
+        settings = (
+            (M_ARENA_MAX, 1),  # other arenas can't hold large blocks
+            (M_MMAP_MAX, 0),  # large blocks from the heap too
+            (M_TRIM_THRESHOLD, 2**31 - 1),  # and the heap does not shrink
+            (M_TOP_PAD, 64 << 20),
+        )
+        return all([libc.mallopt(option, value) == 1 for option, value in settings])
+    except (OSError, AttributeError):
+        return False
