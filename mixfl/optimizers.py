@@ -31,10 +31,10 @@ class Optimizer(NamedTuple):
     def step(self, x, g, state, active=None):
         """One step along -g. Where `active` is 0 (a padded step), x and state stay as they are."""
         if self.plain:
-            rate = self.lr if active is None else self.lr * active
-            return jax.tree.map(lambda x, g: x - rate * g, x, g), state
-        updates, new_state = self.tx.update(g, state, x)
-        new_x = optax.apply_updates(x, updates)
+            new_x, new_state = jax.tree.map(lambda x, g: x - self.lr * g, x, g), state
+        else:
+            updates, new_state = self.tx.update(g, state, x)
+            new_x = optax.apply_updates(x, updates)
         if active is None:
             return new_x, new_state
         keep = lambda new, old: jnp.where(active > 0, new, old)  # noqa: E731

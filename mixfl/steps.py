@@ -71,8 +71,8 @@ def descend(grad, opt: Optimizer, x, batches, opt_state, active=None, aug=None, 
         total = g if aug is None else add(g, aug)
         x, opt_state = opt.step(x, total, opt_state, active)
         if active is not None:
-            loss = active * loss
-            g = scale(active, g) if collect else g
+            # Not a product: in a padded step they need not be finite.
+            loss, g = jax.tree.map(lambda a: jnp.where(active > 0, a, 0), (loss, g))
         return (x, opt_state, add(grads, g) if collect else None, loss_sum + loss), None
 
     carry = (x, opt_state, zeros(x) if collect else None, jnp.zeros(()))

@@ -27,13 +27,13 @@ from problems import (
     reference_round,
     reference_terms,
     settings,
-)  # fmt: skip
+)
 
 import mixfl
 from mixfl.algorithm import Sums, Upload
 from mixfl.algorithms import ALGORITHMS
 from mixfl.engine import Simulator
-from mixfl.engine.cohort import cohort
+from mixfl.engine.cohort import client_rows, cohort
 from mixfl.settings import WEIGHTINGS
 from mixfl.steps import add
 
@@ -88,10 +88,10 @@ def run(algorithm, **changes) -> Run:
     return go_on(simulator, simulator.init(), 0)
 
 
-def go_on(simulator, state, start) -> Run:
+def go_on(simulator, state, start, stop=ROUNDS) -> Run:
     states, infos, compilations = [numpy(state)], [], []
     before = len(COMPILED)
-    for result in simulator.rounds(state, start, ROUNDS):
+    for result in simulator.rounds(state, start, stop):
         compilations.append(len(COMPILED) - before)
         before = len(COMPILED)
         states.append(numpy(result.state))
@@ -237,16 +237,23 @@ def test_padding_leaves_an_optimizer_alone_beside_an_augmenting_gradient(algorit
     assert_close(padded.states, tight.states)
 
 
-def test_a_padded_step_may_even_have_no_finite_gradient():
-    # One step of length 1 reaches the minimum of |x|, where this has no derivative.
+@pytest.mark.parametrize(
+    ("t", "batch", "expected"), [([0], 1, 0.0), ([0, 0, 5], 2, 1.0)], ids=["step", "example"]
+)
+def test_padding_may_even_have_no_finite_gradient(t, batch, expected):
+    # From x = 1, a step of length 1 reaches t = 0, where |x - t| in this form has no derivative;
+    # the next step goes from there to 1 (towards 5), or is padding.
     loss = lambda x, batch: jnp.sqrt((x - batch["t"]) ** 2)  # noqa: E731
-    data = mixfl.ClientData.from_arrays({"t": np.zeros(1)}, client=[0])
+    data = mixfl.ClientData.from_arrays({"t": np.array(t, float)}, client=[0] * len(t))
     p = mixfl.Problem(lambda key: jnp.ones(()), [mixfl.Federated(loss, data)])
-    s = settings(cohort_size=1, client_batch=1, local_steps=2, client_lr=1.0)
+    last = len(t) - 1
+    order = lambda seed: client_rows(seed, 0, 0, 0, 0, len(t), 2, batch)[0].ravel()  # noqa: E731
+    seed = next(seed for seed in range(100) if order(seed)[last] == last)  # 5 comes last
+    s = settings(cohort_size=1, client_batch=batch, local_steps=2, client_lr=1.0, seed=seed)
     simulator = Simulator(p, ALGORITHMS["fedavg"].build(p, s), s)
     (result,) = simulator.rounds(simulator.init(), 0, 1)
     assert int(result.info["clients/rejected"]) == 0
-    assert float(result.state.x) == 0.0
+    assert float(result.state.x) == expected
 
 
 @pytest.mark.parametrize(("algorithm", "way"), [row for row in TABLE if row[1] != "whole"])
@@ -400,13 +407,13 @@ T_C = [0.0, 4.0, 4.0]  # the server's, with weight 1/2 and J = 2
 
 
 def three_elements(algorithm, rounds):
-    """Models after each round: eta = eta_c = 1/2. All numbers are short binary fractions."""
+    """States after each round: eta = eta_c = 1/2. All numbers are short binary fractions."""
     data = mixfl.ClientData.from_arrays({"t": np.array([T_A, T_B, T_B, T_B])}, client=[0, 1, 1, 1])
     terms = [mixfl.Federated(square, data), mixfl.Central(square, {"t": np.array([T_C])}, 0.5)]
     p = mixfl.Problem(lambda key: jnp.array(X_0, jnp.float32), terms)
     s = settings(cohort_size=2, client_batch=1, local_steps=3, central_steps=2, client_lr=0.5)
     simulator = Simulator(p, ALGORITHMS[algorithm].build(p, s), s)
-    return [np.array(r.state.x) for r in simulator.rounds(simulator.init(), 0, rounds)]
+    return go_on(simulator, simulator.init(), 0, rounds).states[1:]
 
 
 # A client's step halves the way to its t; without augmentation, from X_0:
@@ -418,38 +425,45 @@ DELTA_C = np.array([2.25, 2.875, 1.75]) - X_0  # over [3, 2.5, 1]
 
 
 def test_fedavg_by_hand():
-    np.testing.assert_array_equal(three_elements("fedavg", 1), [X_0 + DELTA_F])
+    (state,) = three_elements("fedavg", 1)
     np.testing.assert_array_equal(X_0 + DELTA_F, [6.125, -0.625, 0.5])
+    np.testing.assert_array_equal(state.x, X_0 + DELTA_F)
 
 
 def test_pt_by_hand():
-    np.testing.assert_array_equal(three_elements("pt", 1), [X_0 + DELTA_F + DELTA_C])
+    (state,) = three_elements("pt", 1)
     np.testing.assert_array_equal(X_0 + DELTA_F + DELTA_C, [4.375, 0.25, 2.25])
+    np.testing.assert_array_equal(state.x, X_0 + DELTA_F + DELTA_C)
 
 
 def test_1wgt_by_hand():
-    # g_c = (X_0 - T_C) / 2 = [2, -1, -2]; a step halves the way to t - g_c:
-    delta_a = np.array([1.0, 2.5, 3.0]) - X_0  # to [-2, 3, 6]
-    delta_b = (
-        np.array([5.75, -0.625, 1.75]) - X_0
-    )  # to [6, -1, 2], over [5, .5, 1], [5.5, -.25, 1.5]
-    np.testing.assert_array_equal(
-        three_elements("1wgt", 1), [X_0 + (1 * delta_a + 3 * delta_b) / 4]
-    )
+    (state,) = three_elements("1wgt", 1)
+    # g_c = (X_0 - T_C) / 2 = [2, -1, -2]; a step halves the way to t - g_c,
+    # for A to [-2, 3, 6]:
+    delta_a = np.array([1.0, 2.5, 3.0]) - X_0
+    # for B to [6, -1, 2], over [5, 0.5, 1] and [5.5, -0.25, 1.5]:
+    delta_b = np.array([5.75, -0.625, 1.75]) - X_0
+    np.testing.assert_array_equal(state.x, X_0 + (1 * delta_a + 3 * delta_b) / 4)
 
 
 def test_2wgt_by_hand():
+    first, second = three_elements("2wgt", 2)
     x_1 = X_0 + (DELTA_F + DELTA_C) / 2
     np.testing.assert_array_equal(x_1, [4.1875, 1.125, 1.125])
-    gt_c = -DELTA_C / (0.5 * 2)
+    np.testing.assert_array_equal(first.x, x_1)
     gt_f = -(DELTA_A + DELTA_B) / (0.5 * (1 + 3))
-    np.testing.assert_array_equal([gt_c, gt_f], [[1.75, -0.875, -1.75], [-0.75, 1.75, -1.0]])
+    gt_c = -DELTA_C / (0.5 * 2)
+    np.testing.assert_array_equal([gt_f, gt_c], [[-0.75, 1.75, -1.0], [1.75, -0.875, -1.75]])
+    np.testing.assert_array_equal(first.gt, [gt_f, gt_c])
     # In the second round a client's step halves the way to t - gt_c,
     # for A to [-1.75, 2.875, 5.75]:
     delta_a = np.array([1.21875, 2.0, 3.4375]) - x_1
-    # for B to [6.25, -1.125, 1.75], over [5.21875, 0, 1.4375], [5.734375, -.5625, 1.59375]:
+    # for B to [6.25, -1.125, 1.75], over [5.21875, 0, 1.4375] and [5.734375, -0.5625, 1.59375]:
     delta_b = np.array([5.9921875, -0.84375, 1.671875]) - x_1
-    # and a central step goes to 3/4 x + [.375, .125, 1.5], over [3.515625, .96875, 2.34375]:
+    # and a central step goes to 3/4 x + [0.375, 0.125, 1.5], over [3.515625, 0.96875, 2.34375]:
     delta_c = np.array([3.01171875, 0.8515625, 3.2578125]) - x_1
     x_2 = x_1 + ((1 * delta_a + 3 * delta_b) / 4 + delta_c) / 2
-    np.testing.assert_array_equal(three_elements("2wgt", 2), [x_1, x_2])
+    np.testing.assert_array_equal(second.x, x_2)
+    np.testing.assert_array_equal(
+        second.gt, [-(delta_a + delta_b) / (0.5 * 4) - gt_c, -delta_c / (0.5 * 2) - gt_f]
+    )

@@ -94,7 +94,8 @@ class ClientData:
                 "client per row."
             )
         try:
-            if client.dtype.kind in "fO" and ((client != client) | np.equal(client, None)).any():
+            missing = (client != client) | (client == None)  # noqa: E711 (NaN or None)
+            if missing.any():
                 raise MixflError("the client column has missing values: every row needs a client.")
             ids, where, counts = np.unique(client, return_inverse=True, return_counts=True)
         except TypeError:
@@ -143,7 +144,7 @@ class ClientData:
         from mixfl.data.store import StoreWriter
 
         with StoreWriter(Path(path)) as store:
-            for i in np.flatnonzero(self.sizes()):
+            for i in np.flatnonzero(self.sizes()).tolist():
                 store.add(self.ids[i], self.examples.take(self.rows(i)))
 
     def __len__(self) -> int:

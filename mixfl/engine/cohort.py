@@ -24,12 +24,13 @@ def client_rows(seed, round, population, client, first, n, steps, batch):
     """A fresh permutation of the client's rows, cut into batches: rows and mask [steps, batch].
 
     The client takes min(steps, the batches it has); the last one may be short. What is left
-    over is padded with its own rows, which are valid inputs to any loss.
+    over is padded with the rows of the last batch, so that a padded row is finite where they are.
     """
     rng = generator(seed, round, ORDER, population, client)
     size = steps * batch
     order = rng.permutation(n)[:size]
-    rows = first + np.resize(order, size)
+    last = order[(len(order) - 1) // batch * batch :]
+    rows = first + np.append(order, np.resize(last, size - len(order)))
     mask = np.arange(size) < len(order)
     return rows.reshape(steps, batch), mask.reshape(steps, batch)
 

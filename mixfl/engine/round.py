@@ -41,6 +41,7 @@ class Round:
     def __init__(self, algorithm: Algorithm, problem: Problem, devices: int = 1):
         self.algorithm, self.problem, self.devices = algorithm, problem, devices
         self.traces = 0
+        self.shapes: Any = None  # of the sums
         self.mesh = Mesh(np.array(jax.devices()[:devices]), (AXIS,)) if devices > 1 else None
         self.whole = self._jit(self._whole, (None, P(None, None, AXIS), P(AXIS)), donate=0)
         self.begin = self._jit(self._begin, (None, P(None, None, AXIS)))
@@ -78,8 +79,15 @@ class Round:
         return state, info
 
     def empty(self, messages, clients) -> Carry:
-        shapes = jax.eval_shape(self._sum, messages, clients)
-        return jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), shapes)
+        if self.shapes is None:
+            self.shapes = jax.eval_shape(self._sum, messages, clients)
+        return self.place(jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), self.shapes))
+
+    def place(self, tree):
+        """Where the programs leave their results: from elsewhere JAX would compile them again."""
+        if self.mesh is None:
+            return tree
+        return jax.device_put(tree, NamedSharding(self.mesh, P()))
 
     def _sum(self, messages, clients) -> Carry:
         """Sums over the cohort (or a chunk of it) of every population."""
@@ -114,8 +122,8 @@ class Round:
             def body(carry, feed):
                 sums, rejected = carry
                 upload = one(feed)
-                good = jax.lax.cond(look, finite, lambda _: jnp.array(True), upload)
                 summand = self.algorithm.summand(upload)
+                good = jax.lax.cond(look, finite, lambda _: jnp.array(True), summand)
                 sums = jax.tree.map(lambda s, u: s + jnp.where(good, u, 0), sums, summand)
                 return (sums, rejected + ~good), None
 

@@ -62,6 +62,7 @@ class Simulator:
             for t in range(start, stop):
                 yield from self.feeder.pieces(self.at(t), t)
 
+        state = self.program(self.at(start)).place(state)
         feed = Prefetch(source)
         pending: Any = None
         try:
