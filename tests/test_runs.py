@@ -104,16 +104,20 @@ def lines(out):
     return [json.loads(line) for line in text.splitlines()]
 
 
-def events(out) -> dict:
-    """{(tag, round): value} as TensorBoard shows them."""
+def events(out) -> list:
+    """(tag, round, value) as TensorBoard shows them."""
     found = EventAccumulator(str(out / "tensorboard"), size_guidance={"scalars": 0}).Reload()
-    return {(tag, e.step): e.value for tag in found.Tags()["scalars"] for e in found.Scalars(tag)}
+    tags = found.Tags()["scalars"]
+    return sorted((tag, e.step, e.value) for tag in tags for e in found.Scalars(tag))
 
 
-def expected_events(rows) -> dict:
-    return {
-        (k, row["round"]): np.float32(v) for row in rows for k, v in row.items() if k != "round"
-    }
+def expected_events(rows) -> list:
+    return sorted(
+        (k, row["round"], float(np.float32(v)))
+        for row in rows
+        for k, v in row.items()
+        if k != "round"
+    )
 
 
 def assert_same(out, other):
@@ -448,7 +452,7 @@ def test_ctrl_c_and_a_second_process(monkeypatch, capfd, tmp_path):
     command = ["run", task, "--algorithm", "2wgt", "--out", str(out)]
     child = subprocess.Popen(
         [Path(sys.executable).with_name("mixfl"), *command], stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, text=True,
+        stderr=subprocess.PIPE, text=True, env=os.environ | {"JAX_ENABLE_COMPILATION_CACHE": "false"},
     )  # fmt: skip
     try:
         while len(directory.read_metrics(out)) < 2:

@@ -24,6 +24,8 @@ NAMES = {
     "baseline": "Baseline (all at the client)",
 }  # fmt: skip
 
+TITLES = {"auc": "AUC", "loss": "loss on the evaluation data"}
+
 
 def curves(
     runs: Mapping[str, Sequence[list[dict[str, Any]]]], metrics: Sequence[str], path: Path,
@@ -46,7 +48,8 @@ def curves(
                 low, high = np.nanmin(values, axis=0), np.nanmax(values, axis=0)
                 axis.fill_between(rounds, low, high, color=line.get_color(), alpha=0.15, lw=0)
         axis.set_xlabel("round")
-        axis.set_title(metric.removeprefix("eval/"), loc="left", fontsize=11)
+        name = metric.removeprefix("eval/")
+        axis.set_title(TITLES.get(name, name), loc="left", fontsize=11)
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)
         if metric.endswith("loss"):
@@ -72,10 +75,16 @@ def _table(trials, metric: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _cap(axis, runs, metric) -> None:
-    """FL alone can have a loss so large that the others could not be told apart: cut it off."""
-    ends = sorted(
-        t[-1][metric] for trials in runs.values() for t in trials if t and t[-1].get(metric)
-    )
-    if len(ends) > 2 and ends[-1] > 3 * ends[-2]:
-        starts = [t[0][metric] for trials in runs.values() for t in trials if t]
-        axis.set_ylim(0, 1.3 * max(ends[-2], min(starts)))
+    """FL alone can have a loss so large that the others could not be told apart: it is cut off,
+    and the panel says so."""
+    ends = {
+        a: float(np.mean([t[-1][metric] for t in trials if t and t[-1].get(metric) is not None]))
+        for a, trials in runs.items()
+        if any(t and t[-1].get(metric) is not None for t in trials)
+    }
+    order = sorted(ends, key=ends.__getitem__)
+    if len(order) > 2 and ends[order[-1]] > 3 * ends[order[-2]]:
+        starts = [t[0][metric] for a in order[:-1] for t in runs[a] if t]
+        axis.set_ylim(0, 1.2 * max(ends[order[-2]], *starts))
+        text = f"off the scale: {NAMES.get(order[-1], order[-1])}, {ends[order[-1]]:.2f} at the end"
+        axis.text(0.98, 0.94, text, transform=axis.transAxes, ha="right", fontsize=9, color="#555")
