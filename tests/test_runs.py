@@ -450,10 +450,9 @@ def test_ctrl_c_and_a_second_process(monkeypatch, capfd, tmp_path):
     out = tmp_path / "run"
     task = f"{tmp_path / 'waiting.py'}:problem"
     command = ["run", task, "--algorithm", "2wgt", "--out", str(out)]
-    child = subprocess.Popen(
-        [Path(sys.executable).with_name("mixfl"), *command], stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, text=True, env=os.environ | {"JAX_ENABLE_COMPILATION_CACHE": "false"},
-    )  # fmt: skip
+    pipe, env = subprocess.PIPE, os.environ | {"JAX_ENABLE_COMPILATION_CACHE": "false"}
+    arguments = [Path(sys.executable).with_name("mixfl"), *command]
+    child = subprocess.Popen(arguments, stdout=pipe, stderr=pipe, text=True, env=env)
     try:
         while len(directory.read_metrics(out)) < 2:
             assert child.poll() is None, child.stderr.read()

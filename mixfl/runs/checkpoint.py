@@ -1,0 +1,126 @@
+"""Checkpoints of a run's state, by Orbax.
+
+Orbax writes beside and renames, so a checkpoint is there whole or not at all. What disks do to
+files afterwards it does not notice; so each carries a digest of its contents, and a damaged one
+is passed over for the one before it.
+"""
+
+import errno
+import functools
+import hashlib
+import json
+import logging
+import os
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from mixfl.errors import MixflError
+
+KEEP = 3
+
+
+class Checkpoints:
+    def __init__(self, path: Path, note: Callable[[str], None]):
+        import orbax.checkpoint as ocp
+
+        _hush()
+        self.ocp, self.path, self.note = ocp, path.absolute(), note
+        options = ocp.CheckpointManagerOptions(
+            max_to_keep=KEEP, enable_async_checkpointing=False, create=True,
+            cleanup_tmp_directories=True,
+        )  # fmt: skip
+        self.manager = ocp.CheckpointManager(self.path, options=options)
+
+    def save(self, round: int, state: Any, meta: dict[str, Any]) -> None:
+        """`meta` is JSON: what the run must remember beside the state."""
+        if self.manager.latest_step() == round:
+            return
+        leaves = _leaves(state)
+        args = self.ocp.args
+        content = args.Composite(
+            state=args.StandardSave(leaves),
+            meta=args.JsonSave({**meta, "digest": _digest(leaves, meta)}),
+        )
+        try:
+            self.manager.save(round, args=content)
+        except Exception as error:  # whatever a full disk makes Orbax raise
+            raise MixflError(
+                f"the checkpoint of round {round} could not be written to {self.path}: "
+                f"{_reason(error)}. Free some space and go on with --resume."
+            ) from None
+
+    def latest(self, like: Any) -> tuple[int, Any, dict[str, Any]] | None:
+        """(round, state, meta) of the newest checkpoint that is whole; None if there is none."""
+        leaves, structure = jax.tree.flatten(like)
+        shapes = {_name(i): np.zeros(np.shape(a), a.dtype) for i, a in enumerate(leaves)}
+        args = self.ocp.args
+        wanted = args.Composite(state=args.StandardRestore(shapes), meta=args.JsonRestore())
+        rounds = sorted(self.manager.all_steps(), reverse=True)
+        for round in rounds:
+            try:
+                found = self.manager.restore(round, args=wanted)
+                digest = found.meta.pop("digest")
+                whole = digest == _digest(found.state, found.meta)
+                reason = "its contents have changed"
+            except Exception as error:  # whatever a damaged file makes Orbax raise
+                whole, reason = False, _reason(error)
+            if whole:
+                state = [jax.numpy.asarray(found.state[_name(i)]) for i in range(len(leaves))]
+                return round, jax.tree.unflatten(structure, state), found.meta
+            then = "starting anew" if round == rounds[-1] else "going back to the one before it"
+            self.note(f"the checkpoint of round {round} is damaged ({reason}): {then}")
+            shutil.rmtree(self.path / str(round), ignore_errors=True)
+            self.manager.reload()
+        return None
+
+    def close(self) -> None:
+        self.manager.close()
+        for left in self.path.glob("*.orbax-checkpoint-tmp"):  # of a save that failed
+            shutil.rmtree(left, ignore_errors=True)
+
+
+@functools.cache  # once per process
+def _hush() -> None:
+    """What fails is raised. But when one read or write fails, Orbax leaves the others alone,
+    and each of these complains with a traceback from a thread, then or later."""
+    hook = sys.unraisablehook
+
+    def unraisable(error):
+        if "Event loop is closed" not in str(error.exc_value):
+            hook(error)
+
+    sys.unraisablehook = unraisable
+    logging.getLogger("absl").setLevel(logging.CRITICAL)
+    own = ("orbax", "OCDBT", "tensorstore")
+    logging.getLogger("asyncio").addFilter(lambda r: not any(n in r.getMessage() for n in own))
+
+
+def _name(i: int) -> str:
+    return f"{i:04d}"
+
+
+def _leaves(state: Any) -> dict[str, np.ndarray]:
+    return {_name(i): np.asarray(a) for i, a in enumerate(jax.tree.leaves(state))}
+
+
+def _digest(leaves: dict[str, np.ndarray], meta: dict[str, Any]) -> str:
+    digest = hashlib.sha256(json.dumps(meta, sort_keys=True).encode())
+    for name in sorted(leaves):
+        array = np.ascontiguousarray(leaves[name])
+        digest.update(f"{name} {array.dtype} {array.shape} {sys.byteorder}".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()
+
+
+def _reason(error: Exception) -> str:
+    """The system's words where they are in the message, which may be long; or its first line."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    codes = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EIO)
+    found = [os.strerror(code) for code in codes if os.strerror(code) in str(error)]
+    return found[0] if found else lines[0][:200]

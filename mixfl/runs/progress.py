@@ -1,0 +1,97 @@
+"""Progress of a run: a bar on a terminal, plain lines elsewhere, nothing where not wanted."""
+
+import sys
+import time
+from typing import Any
+
+# Shown while training, in this order, as far as a problem reports them.
+SHOWN = ("eval/loss", "eval/auc", "eval/accuracy", "eval/recall@10")
+
+
+def summary(row: dict[str, Any]) -> str:
+    keys = [k for k in SHOWN if row.get(k) is not None]
+    keys = keys or [k for k in row if k.startswith(("eval/", "train/")) and row[k] is not None][:2]
+    return "  ".join(f"{k.removeprefix('eval/')} {row[k]:.4f}" for k in keys)
+
+
+def clock(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
+
+
+class Quiet:
+    def start(self, label: str, done: int, total: int) -> None: ...
+    def advance(self, done: int) -> None: ...
+    def evaluated(self, row: dict[str, Any]) -> None: ...
+    def note(self, message: str) -> None: ...
+    def stop(self) -> None: ...
+
+
+class Plain(Quiet):
+    """A line per evaluation."""
+
+    def start(self, label, done, total):
+        self.label, self.total, self.first = label, total, None
+
+    def advance(self, done):
+        if self.first is None:  # the first round has the compilation in it
+            self.first, self.begun = done, time.perf_counter()
+
+    def evaluated(self, row):
+        done = row["round"] - self.first
+        left = (time.perf_counter() - self.begun) / max(done, 1) * (self.total - row["round"])
+        print(
+            f"{self.label}: round {row['round']}/{self.total}  {summary(row)}  left {clock(left)}",
+            flush=True,
+        )
+
+    def note(self, message):
+        print(f"{getattr(self, 'label', 'mixfl')}: {message}", file=sys.stderr, flush=True)
+
+
+class Bar(Quiet):
+    """A bar with the time left, on a terminal."""
+
+    def __init__(self):
+        from rich.console import Console
+
+        self.console = Console()
+
+    def start(self, label, done, total):
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+            TimeRemainingColumn,
+        )  # fmt: skip
+
+        self.progress = Progress(
+            TextColumn("[bold]{task.description:<16}"), BarColumn(bar_width=24),
+            MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(),
+            TextColumn("{task.fields[metrics]}"), console=self.console,
+        )  # fmt: skip
+        self.task = self.progress.add_task(label, total=total, completed=done, metrics="")
+        self.progress.start()
+
+    def advance(self, done):
+        self.progress.update(self.task, completed=done)
+
+    def evaluated(self, row):
+        self.progress.update(self.task, completed=row["round"], metrics=summary(row))
+
+    def note(self, message):
+        self.console.print(message, style="yellow", highlight=False, markup=False)
+
+    def stop(self):
+        self.progress.stop()
+
+
+def reporter(show: bool | None = None) -> Quiet:
+    """True: always; False: never; None: only on a terminal."""
+    terminal = sys.stdout.isatty()
+    if show is False or (show is None and not terminal):
+        return Quiet()
+    return Bar() if terminal else Plain()

@@ -1,0 +1,287 @@
+"""Training from beginning to end: evaluate, log, save, survive."""
+
+import contextlib
+import math
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from mixfl.algorithm import Recipe
+from mixfl.algorithms import recipe as find_recipe
+from mixfl.engine import RoundResult
+from mixfl.engine.preflight import attempt, preflight
+from mixfl.errors import Diverged, Interrupted, MixflError
+from mixfl.problem import Params, Problem
+from mixfl.runs.checkpoint import Checkpoints
+from mixfl.runs.config import Plan, to_toml
+from mixfl.runs.directory import Events, RunDirectory, load_model, read_metrics, read_status
+from mixfl.runs.progress import Quiet, reporter
+from mixfl.settings import KEYS, Settings, check_keys
+
+CHECKPOINT_SECONDS = 60  # a checkpoint at least this often, however long the rounds are
+
+
+@dataclass(frozen=True)
+class Result:
+    params: Params
+    metrics: list[dict[str, Any]]  # one row per evaluated round, as in metrics.jsonl
+    config: dict[str, Any]
+    rejected: int = 0  # client updates that were not finite and left out
+
+
+def train(
+    problem: Problem,
+    algorithm: str | Recipe = "2wgt",
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    progress: bool | None = None,
+    **settings: Any,
+) -> Result:
+    """Train a problem with an algorithm, and keep the run in the folder `out` if one is given.
+
+    `settings` are the keys of `mixfl.Settings`; those given to the algorithm come first.
+    `progress`: True, False, or None for a bar on a terminal only.
+    """
+    chosen = find_recipe(algorithm)
+    given = chosen.settings | settings
+    check_keys(given, valid=KEYS, used=chosen.uses, by=f"'{chosen.id}'")
+    check_keys(problem.settings, valid=KEYS)
+    keys = {k: v for k, v in problem.settings.items() if k in chosen.uses} | given
+    s = Settings(**keys)
+    plan = Plan(problem.weighted(s.w_f, s.w_c), chosen, s)
+    return run(plan, Path(out) if out is not None else None, resume, reporter(progress))
+
+
+def run(plan: Plan, out: Path | None, resume: bool, report: Quiet, label: str = "") -> Result:
+    """Everything is checked before anything is written."""
+    simulator = plan.simulator()
+    preflight(plan.problem, plan.settings, simulator)
+    config = plan.config(simulator)
+    simulator.init()  # its values are looked at, too
+    with contextlib.ExitStack() as stack:
+        directory = None
+        if out is not None:
+            directory = RunDirectory(out, config, to_toml(config), resume)
+            stack.callback(directory.close)
+            if directory.finished:
+                like = jax.eval_shape(simulator.init).x
+                params, rows = load_model(out / "model.safetensors", like), read_metrics(out)
+                if read_status(out).get("status") != "finished":  # killed just before it said so
+                    directory.set_status("finished", plan.settings.rounds)
+                report.note(f"{out} is finished already")
+                return Result(params, rows, config, rows[-1]["clients/rejected"] if rows else 0)
+        return Training(plan, simulator, config, directory, report, stack).run(label)
+
+
+class Training:
+    """One run under way."""
+
+    def __init__(self, plan, simulator, config, directory, report, stack):
+        self.plan, self.simulator, self.config = plan, simulator, config
+        self.directory, self.report, self.s = directory, report, plan.settings
+        self.rows: list[dict[str, Any]] = []
+        self.rejected = 0
+        self.checkpoints = self.events = None
+        if directory is not None:
+            self.checkpoints = Checkpoints(directory.path / "checkpoints", report.note)
+            stack.callback(self.checkpoints.close)
+        self.stack = stack
+
+    def run(self, label: str) -> Result:
+        s, report = self.s, self.report
+        state, start = self._begin()
+        for term in self.plan.problem.populations:
+            if term.clients.dropped:
+                report.note(
+                    f"{term.clients.dropped} clients of '{term.name}' have no example and were "
+                    f"dropped; {len(term.clients)} remain"
+                )
+            most = -(-int(term.clients.sizes().max()) // s.client_batch)
+            if self.simulator.algorithm.feed.clients and most < s.local_steps:
+                report.note(
+                    f"no client of '{term.name}' has more than {most} batches of {s.client_batch}: "
+                    f"local_steps = {s.local_steps} is never reached"
+                )
+        report.start(label or self.plan.recipe.id, start, s.rounds)
+        self.stack.callback(report.stop)
+        if self.directory is not None:
+            self.directory.set_status("running", start)
+        with stop_requested() as asked:
+            state = self._loop(state, start, asked)
+        return self._finish(state)
+
+    def _begin(self) -> tuple[Any, int]:
+        """The first state, or that of the newest checkpoint."""
+        state, start = self.simulator.init(), 0
+        if self.checkpoints is not None and self.directory is not None:
+            found = self.checkpoints.latest(state)
+            if found is not None:
+                start, state, meta = found
+                self.rejected = meta["rejected"]
+                self.report.note(f"going on from the checkpoint of round {start}")
+            self.rows = self.directory.keep_metrics(start)
+            lost = {t for t in range(1, start + 1) if self._evaluates(t)}
+            lost -= {row["round"] for row in self.rows}
+            if lost:
+                self.report.note(f"metrics.jsonl is damaged: it lacks round {min(lost)}")
+            self.events = Events(self.directory.path / "tensorboard", start)
+        return state, start
+
+    def _loop(self, state: Any, start: int, asked: Callable[[], bool]) -> Any:
+        s = self.s
+        saved = time.perf_counter()
+        seconds, since, previous = 0.0, start, None
+        rounds = iter(self.simulator.rounds(state, start, s.rounds))
+        result = RoundResult(start, state, {})
+        try:
+            while result.round < s.rounds:
+                begun = time.perf_counter()
+                result = next(rounds)
+                t = result.round
+                evaluate = self._evaluates(t)
+                stop = asked()
+                overdue = time.perf_counter() - saved > CHECKPOINT_SECONDS
+                save = t % s.checkpoint_every == 0 or t == s.rounds or overdue or stop
+                # One round is in flight; only where its outcome is needed now is it waited for.
+                for due in filter(None, [previous, result if evaluate or save else None]):
+                    self._check(due)
+                previous = None if evaluate or save else result
+                seconds += time.perf_counter() - begun
+                if t == start + 1 and not evaluate:  # compilation is no part of a round's time
+                    seconds, since = 0.0, t
+                self.report.advance(t)
+                if evaluate:
+                    row = self._row(result, 1000 * seconds / (t - since))
+                    seconds, since = 0.0, t
+                    self._log(row)
+                if save and self.checkpoints is not None:
+                    self.checkpoints.save(t, result.state, {"rejected": self.rejected})
+                    saved = time.perf_counter()
+                if stop and t < s.rounds:
+                    self._interrupted(t)
+        except Diverged as error:
+            if self.directory is not None:
+                self.directory.set_status("diverged", error.round, str(error))
+            raise
+        finally:
+            rounds.close()  # type: ignore[attr-defined]
+        return result.state
+
+    def _evaluates(self, t: int) -> bool:
+        return t % self.s.eval_every == 0 or t == self.s.rounds
+
+    def _check(self, result: RoundResult) -> None:
+        """Counts the clients left out, and stops a run that has diverged."""
+        info = result.info
+        rejected = int(info["clients/rejected"])
+        if rejected:
+            if not self.rejected:
+                self.report.note(
+                    f"round {result.round}: the updates of {rejected} clients were not finite and "
+                    "are left out (counted in clients/rejected)"
+                )
+            self.rejected += rejected
+        left = sum(float(info.get(f"clients/{p.name}", 0)) for p in self.plan.problem.populations)
+        if not bool(info["finite"]) or (rejected and not left):
+            raise self._diverged(result.round)
+
+    def _diverged(self, t: int) -> Diverged:
+        s, uses = self.s, self.plan.recipe.uses
+        resolved = {k: self.config.get(k) for k in ("client_lr", "central_lr", "server_lr")}
+        lower = [f"{k} (now {v:g})" for k, v in resolved.items() if k in uses and v is not None]
+        hint = f"lower {' or '.join(lower)}"
+        if self.plan.recipe.id == "2wgt" and s.merge_lr != "auto":
+            hint += f", or set merge_lr = auto (now {s.merge_lr:g})"
+        kept = "" if self.directory is None else " The last good checkpoint is kept."
+        return Diverged(
+            f"{self.plan.recipe.id} diverged in round {t}: the model is no longer finite, or no "
+            f"client's update is. To get on, {hint}.{kept}", t,
+        )  # fmt: skip
+
+    def _row(self, result: RoundResult, round_ms: float) -> dict[str, Any]:
+        """One line of metrics.jsonl."""
+        t = result.round
+        row: dict[str, Any] = {"round": t}
+        problem = self.plan.problem
+        if problem.evaluate is not None:
+            found = attempt("evaluate", lambda: problem.evaluate(result.state.x))
+            if not isinstance(found, Mapping):
+                raise MixflError(f"evaluate returned {found!r}: expected a dict of numbers.")
+            row |= {f"eval/{key}": _number(value, key) for key, value in found.items()}
+            if row.get("eval/loss", 0.0) is None:
+                raise self._diverged(t)
+        info = {k: v for k, v in result.info.items() if k not in ("finite", "clients/rejected")}
+        row |= {k: _number(v, k) for k, v in info.items()}
+        down, up = self.simulator.message_bytes(t - 1)
+        row |= {
+            "clients/rejected": self.rejected,
+            "comm/down_bytes": down,
+            "comm/up_bytes": up,
+            "time/round_ms": round(round_ms, 3),
+        }
+        return row
+
+    def _log(self, row: dict[str, Any]) -> None:
+        self.rows.append(row)
+        if self.directory is not None and self.events is not None:
+            self.directory.add_metrics(row)
+            self.events.add(row)
+        self.report.evaluated(row)
+
+    def _interrupted(self, t: int) -> None:
+        if self.directory is None:
+            raise Interrupted(f"stopped after round {t}; nothing is saved, as no folder was given.")
+        self.directory.set_status("interrupted", t)
+        raise Interrupted(
+            f"stopped after round {t} of {self.s.rounds}; the state is saved in "
+            f"{self.directory.path}. The same command with --resume goes on."
+        )
+
+    def _finish(self, state: Any) -> Result:
+        params = jax.tree.map(np.array, state.x)
+        if self.directory is not None:
+            self.directory.save_model(params)
+            self.directory.set_status("finished", self.s.rounds)
+        if self.rejected:
+            self.report.note(f"{self.rejected} client updates were not finite and were left out")
+        return Result(params, self.rows, self.config, self.rejected)
+
+
+def _number(value: Any, key: str) -> float | None:
+    """A float for JSON, which knows no NaN."""
+    try:
+        value = float(value)
+    except (TypeError, ValueError):
+        raise MixflError(
+            f"evaluate returned {key} = {value!r}: expected a dict of numbers."
+        ) from None
+    return value if math.isfinite(value) else None
+
+
+@contextlib.contextmanager
+def stop_requested() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C and SIGTERM ask the loop to save and stop; a second one stops at once."""
+    asked = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield asked.is_set
+        return
+
+    def handler(number, frame):
+        if asked.is_set():
+            raise KeyboardInterrupt
+        asked.set()
+
+    before = {n: signal.signal(n, handler) for n in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield asked.is_set
+    finally:
+        for number, old in before.items():
+            signal.signal(number, old)
