@@ -2,6 +2,7 @@
 
 import os
 import sys
+import warnings
 from pathlib import Path
 
 import click
@@ -196,12 +197,26 @@ def start_jax(keys) -> None:
     import jax
 
     if not getattr(jax.config, "jax_compilation_cache_dir", None):
-        base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-        jax.config.update("jax_compilation_cache_dir", os.path.expanduser(f"{base}/mixfl"))
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mixfl"
+        jax.config.update("jax_compilation_cache_dir", str(cache))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+        mend_cache(cache)
     wanted = keys.get("devices")
     if isinstance(wanted, int) and 1 < wanted <= 64:
         jax.config.update("jax_num_cpu_devices", wanted)
+
+
+def mend_cache(cache: Path) -> None:
+    """A kill can leave half an entry, of which JAX would warn at every start: empty the cache."""
+    show = warnings.showwarning
+
+    def mend(message, *rest, **more):
+        if "persistent compilation cache" not in str(message):
+            return show(message, *rest, **more)
+        for entry in cache.glob("*-cache"):
+            entry.unlink(missing_ok=True)
+
+    warnings.showwarning = mend
 
 
 def main():

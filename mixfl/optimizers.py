@@ -60,8 +60,11 @@ def parse(spec: str) -> tuple[Callable[..., Any], dict[str, Any]]:
         name = call.func if call else node
         if not isinstance(name, ast.Name) or (call and call.args):
             raise ValueError
-        arguments = {str(k.arg): ast.literal_eval(k.value) for k in (call.keywords if call else [])}
-    except (SyntaxError, ValueError):
+        keywords = call.keywords if call else []
+        arguments = {str(k.arg): ast.literal_eval(k.value) for k in keywords}
+        if len(arguments) < len(keywords):
+            raise ValueError
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         raise MixflError(
             f"optimizer '{spec}' is not a name of optax's, alone or with keyword arguments: "
             "write it as adam or sgd(momentum=0.9)."
@@ -76,7 +79,7 @@ def known() -> list[str]:
     """The optimizers of optax: functions whose first argument is the learning rate."""
     found = []
     for name in dir(optax):
-        if inspect.isfunction(function := getattr(optax, name)):
+        if not name.startswith("_") and inspect.isfunction(function := getattr(optax, name)):
             first = next(iter(inspect.signature(function).parameters), None)
             if first == "learning_rate":
                 found.append(name)

@@ -24,6 +24,7 @@ from mixfl.errors import MixflError
 from mixfl.runs import directory
 from mixfl.runs.config import parse_assignments, read_config, to_toml
 from mixfl.settings import KEYS, WEIGHTINGS
+from mixfl.tasks import find
 
 TINY = f"{tiny_problem.__file__}:problem"
 RUN = ("run", TINY, "--algorithm", "2wgt")
@@ -698,3 +699,26 @@ def test_any_store(tmp_path_factory, data):
     else:
         assert found.examples.all().keys()
         assert len(found.sizes()) == len(found.ids)
+
+
+@pytest.mark.parametrize(
+    "optimizer", ["lbfgs", "adam(b1='x')", "sgd(momentum={[]: 1})", "sgd(lr=1, lr=2)", "adam(1)"]
+)
+def test_an_optimizer_that_cannot_work_is_found_before_anything_is_written(optimizer, tmp_path):
+    out = tmp_path / "run"
+    with pytest.raises(MixflError, match="opt"):
+        mixfl.train(tiny_problem.problem, "pt", rounds=2, central_opt=optimizer, out=out)
+    assert not out.exists()
+
+
+def test_a_users_file_that_exits_is_an_error(tmp_path):
+    (tmp_path / "leaves.py").write_text("import sys\nsys.exit(0)\n")
+    with pytest.raises(MixflError, match=r"leaves\.py failed: SystemExit"):
+        find(f"{tmp_path / 'leaves.py'}:problem")
+
+
+def test_faces_of_one_label_are_an_error():
+    from mixfl.tasks import smile
+
+    with pytest.raises(MixflError, match="no smiling face"):
+        smile.problem(smile.Options(image_size=10, clients=4, per_client=3, held_out=1))

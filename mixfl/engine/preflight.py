@@ -7,6 +7,7 @@ import numpy as np
 
 from mixfl.engine.simulator import Simulator, check_params
 from mixfl.errors import MixflError
+from mixfl.optimizers import make
 from mixfl.problem import Problem, Term
 from mixfl.settings import Settings
 
@@ -19,6 +20,16 @@ def preflight(problem: Problem, s: Settings, simulator: Simulator) -> None:
     check_params(x)
     for term in problem.terms:
         check_loss(term, x)
+    for key, lr in (
+        ("client_opt", s.client_lr), ("server_opt", s.server_lr), ("central_opt", s.eta_c),
+        ("merge_opt", 1.0),
+    ):  # fmt: skip
+        opt = make(getattr(s, key), lr)
+        attempt(
+            f"{key} = {getattr(s, key)}",
+            lambda opt=opt: jax.eval_shape(lambda x: opt.step(x, x, opt.init(x)), x),
+            ". It must work with a gradient, its state and the parameters alone",
+        )
 
 
 def check_loss(term: Term, x) -> None:

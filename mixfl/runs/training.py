@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import os
 import signal
 import threading
 import time
@@ -278,6 +279,7 @@ def stop_requested() -> Iterator[Callable[[], bool]]:
         if asked.is_set():
             raise KeyboardInterrupt
         asked.set()
+        os.write(2, b"\nstopping after this round; Ctrl-C again stops at once\n")
 
     before = {n: signal.signal(n, handler) for n in (signal.SIGINT, signal.SIGTERM)}
     try:

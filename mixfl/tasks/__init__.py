@@ -77,7 +77,7 @@ def _imported(path: Path, attribute: str) -> Problem:
         problem = given if isinstance(given, Problem) else given() if callable(given) else given
     except MixflError as error:
         raise MixflError(f"{path}: {error}") from None
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise MixflError(f"{path} failed: {describe(error, path)}") from error
     if not isinstance(problem, Problem):
         raise MixflError(
@@ -106,7 +106,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise MixflError(f"there is no file {path}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         raise MixflError(f"{path} is not valid TOML: {error}.") from None
     except OSError as error:
         raise MixflError(f"{path} can't be read: {error.strerror}.") from None

@@ -57,6 +57,12 @@ def problem(options: Options = Options(), data: Path | None = None) -> Problem: 
     train, held_out = faces.select(np.sort(order[test:])), faces.select(np.sort(order[:test]))
     smiling = train.where(lambda c: c["smiling"] == 1, "smiling")
     unsmiling = train.where(lambda c: c["smiling"] == 0, "smiling").examples
+    for label, images in (("smiling", smiling.examples), ("unsmiling", unsmiling)):
+        if not len(images):
+            raise MixflError(
+                f"the {len(train)} clients for training have no {label} face: hold out less "
+                f"(held_out = {options.held_out:g}), or give data with both labels."
+            )
 
     size = int(np.prod(faces.examples.columns["image"].shape))
     mean, scale = _statistics(smiling, unsmiling, options.inputs)

@@ -1,0 +1,70 @@
+"""`mixfl data info`: what a store holds."""
+
+import itertools
+import json
+from pathlib import Path
+
+import numpy as np
+
+from mixfl.data.store import open_store
+from mixfl.errors import MixflError
+
+BARS, WIDTH = 12, 40
+
+
+def info(store: Path) -> list[str]:
+    """Lines of text; for a folder of stores (a split), those of each."""
+    store = Path(store)
+    inner = sorted(p.parent for p in store.glob("*/clients.arrow"))
+    if inner and not (store / "clients.arrow").exists():
+        return [line for path in inner for line in [*info(path), ""]][:-1]
+    data = open_store(store)
+    sizes = data.sizes()
+    if not len(sizes):
+        raise MixflError(f"the client store {store} has no clients: prepare it again.")
+    stored = sum(p.stat().st_size for p in store.iterdir())
+    columns = data.examples.columns
+    width = max(len(name) for name in columns)
+    lines = [
+        str(store),
+        f"  clients    {len(sizes):,}",
+        f"  examples   {len(data.examples):,}",
+        f"  bytes      {stored:,} ({data.examples.example_bytes:,} per example)",
+        "  columns",
+        *(f"    {name:<{width}}  {c.dtype} {list(c.shape)}" for name, c in columns.items()),
+        f"  examples per client: min {sizes.min():,}, median {np.median(sizes):,.0f}, "
+        f"mean {sizes.mean():,.1f}, max {sizes.max():,}",
+        *histogram(sizes),
+    ]
+    return lines + labels(store)
+
+
+def histogram(sizes: np.ndarray) -> list[str]:
+    """Clients by their number of examples; the bins are as wide, or grow where sizes spread."""
+    low, high = int(sizes.min()), int(sizes.max())
+    if high - low < BARS:
+        edges = np.arange(low, high + 2)
+    elif high > 20 * max(low, 1):
+        edges = np.unique(np.geomspace(max(low, 1), high + 1, BARS + 1).round().astype(int))
+        edges[0] = low
+    else:
+        edges = np.unique(np.linspace(low, high + 1, BARS + 1).round().astype(int))
+    counts = np.histogram(sizes, edges)[0]
+    names = [
+        f"{a:,}" if a + 1 == b else f"{a:,} to {b - 1:,}" for a, b in itertools.pairwise(edges)
+    ]
+    width, wide = max(map(len, names)), max(len(f"{c:,}") for c in counts)
+    return [
+        f"    {name:>{width}}  {count:>{wide},}  {'#' * int(np.ceil(WIDTH * count / counts.max()))}"
+        for name, count in zip(names, counts.tolist(), strict=True)
+    ]
+
+
+def labels(store: Path) -> list[str]:
+    """The names of the classes, where the format has names."""
+    try:
+        names = json.loads((store / "labels.json").read_text(encoding="utf-8"))
+        shown = ", ".join(f"{i} = {name}" for i, name in enumerate(names[:20]))
+    except (OSError, ValueError, TypeError):
+        return []
+    return [f"  labels     {shown}{', ...' if len(names) > 20 else ''}"]

@@ -1,0 +1,50 @@
+"""The command line as a program: start-up, the cache of compiled programs, tables."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+TINY = Path(__file__).parent / "tiny_problem.py"
+
+
+def mixfl(*words, env=None, cwd=None):
+    command = [sys.executable, "-c", "from mixfl.cli import main; main()", *map(str, words)]
+    environment = {k: v for k, v in os.environ.items() if k != "JAX_COMPILATION_CACHE_DIR"}
+    return subprocess.run(
+        command, capture_output=True, text=True, cwd=cwd, env=environment | (env or {})
+    )
+
+
+def test_help_does_not_wait_for_jax():
+    probe = "import sys, mixfl.cli; print(sorted({'jax', 'numpy', 'optax'} & set(sys.modules)))"
+    found = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)
+    assert found.stdout.strip() == "[]"
+    shown = mixfl("--help").stdout
+    assert all(command in shown for command in ("run", "compare", "check", "keys"))
+
+
+def test_a_damaged_program_cache_is_emptied_without_a_word(tmp_path):
+    run = ("run", f"{TINY}:problem", "--algorithm", "pt", "--rounds", "2", "--out")
+    env = {"XDG_CACHE_HOME": str(tmp_path)}
+    first = mixfl(*run, tmp_path / "a", env=env)
+    entries = list((tmp_path / "mixfl").glob("*-cache"))
+    assert first.returncode == 0, first.stderr
+    assert entries
+    for entry in entries:
+        entry.write_bytes(entry.read_bytes()[:100])
+    second = mixfl(*run, tmp_path / "b", env=env)
+    assert second.returncode == 0, second.stderr
+    assert "Warning" not in second.stderr
+    assert not any(e.exists() and e.stat().st_size == 100 for e in entries)
+    model = "model.safetensors"
+    assert (tmp_path / "a" / model).read_bytes() == (tmp_path / "b" / model).read_bytes()
+
+
+def test_keys_lists_every_key_and_the_tasks_own():
+    shown = mixfl("keys", "smile").stdout
+    from mixfl.settings import KEYS
+
+    assert all(key in shown for key in KEYS)
+    assert "difficulty" in shown
+    assert "presets: cpu, demo, paper" in shown
