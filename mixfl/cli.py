@@ -201,9 +201,10 @@ def start_jax(keys) -> None:
         jax.config.update("jax_compilation_cache_dir", str(cache))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
         mend_cache(cache)
-    wanted = keys.get("devices")
-    if isinstance(wanted, int) and 1 < wanted <= 64:
-        jax.config.update("jax_num_cpu_devices", wanted)
+    wanted = keys.get("devices", "auto")
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    devices = wanted if isinstance(wanted, int) else cores or 1
+    jax.config.update("jax_num_cpu_devices", min(max(devices, 1), 64))
 
 
 def mend_cache(cache: Path) -> None:

@@ -80,7 +80,8 @@ def problem(terms="two terms") -> mixfl.Problem:
 
 
 def settings(**changes) -> mixfl.Settings:
-    defaults = dict(rounds=6, cohort_size=5, client_batch=3, local_steps=3, client_lr=0.2)
+    defaults = dict(rounds=6, cohort_size=5, client_batch=3, local_steps=3, client_lr=0.2,
+                    devices=1)  # fmt: skip
     return mixfl.Settings(**(defaults | changes))
 
 

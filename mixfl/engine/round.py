@@ -5,8 +5,8 @@ nor their changes are ever stacked (on a CPU, batched products of per-client wei
 With several devices each scans over its part of the cohort, and the sums are added up.
 
 A client whose update is not finite must not reach the sums. Looking at every update costs a
-pass over the model per client; so the scan first runs without looking, and only if the sums
-turn out not to be finite, again with. Both are the same compiled loop.
+pass over the model per client; so the scan runs without looking, and only if the sums turn out
+not to be finite, a second one in the same program runs that looks.
 """
 
 from typing import Any, NamedTuple
@@ -118,24 +118,19 @@ class Round:
         )
         zero = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
 
-        def scan(look):
+        def scan(look: bool):
             def body(carry, feed):
                 sums, rejected = carry
-                upload = one(feed)
-                summand = self.algorithm.summand(upload)
-                good = jax.lax.cond(look, finite, lambda _: jnp.array(True), summand)
-                sums = jax.tree.map(lambda s, u: s + jnp.where(good, u, 0), sums, summand)
-                return (sums, rejected + ~good), None
+                summand = self.algorithm.summand(one(feed))
+                if look:
+                    good = finite(summand)
+                    summand = jax.tree.map(lambda u: jnp.where(good, u, 0), summand)
+                    rejected += ~good
+                return (add(sums, summand), rejected), None
 
             return jax.lax.scan(body, (zero, jnp.zeros((), jnp.int32)), clients)[0]
 
-        def again(loop):
-            attempt, sums, _ = loop
-            return (attempt == 0) | ((attempt == 1) & ~finite(sums))
-
-        def attempt(loop):
-            return (loop[0] + 1, *scan(loop[0] == 1))
-
-        start = (jnp.zeros((), jnp.int32), zero, jnp.zeros((), jnp.int32))
-        _, sums, rejected = jax.lax.while_loop(again, attempt, start)
-        return sums, rejected
+        sums, rejected = scan(look=False)
+        return jax.lax.cond(
+            finite(sums), lambda: (sums, rejected), lambda: scan(look=True)
+        )  # fmt: skip

@@ -16,6 +16,8 @@ from mixfl.errors import MixflError
 from mixfl.problem import Params, Problem
 from mixfl.settings import Settings
 
+LARGE_PARAMETER = 2**20  # numbers; measured, see docs/simulator.md
+
 
 class RoundResult(NamedTuple):
     round: int  # rounds done so far
@@ -29,7 +31,7 @@ class Simulator:
     def __init__(self, problem: Problem, algorithm: Algorithm, s: Settings):
         keep_freed_memory()
         self.problem, self.algorithm, self.s = problem, algorithm, s
-        self.devices = choose_devices(s)
+        self.devices = choose_devices(problem, algorithm, s)
         self.feeder = Feeder(problem, s, self.devices)
         self.programs: dict[Algorithm, Round] = {}
         self.bytes: dict[Algorithm, tuple[float, float]] = {}
@@ -142,10 +144,15 @@ def check_params(x: Params) -> None:
         raise MixflError("init returned no parameters.")
 
 
-def choose_devices(s: Settings) -> int:
+def choose_devices(problem: Problem, algorithm: Algorithm, s: Settings) -> int:
+    """The devices that share a cohort. Where `auto` on a CPU: one for models with large products,
+    which use all cores by themselves, and where there are no clients; otherwise all."""
     available = len(jax.devices())
     if s.devices == "auto":
-        return 1 if jax.default_backend() == "cpu" else available
+        if jax.default_backend() != "cpu":
+            return available
+        small = largest_parameter(problem) < LARGE_PARAMETER
+        return available if small and algorithm.feed.clients else 1
     if s.devices > available:
         raise MixflError(
             f"devices = {s.devices}, but JAX has {available}. On a CPU, as many as wanted are made "
@@ -153,3 +160,11 @@ def choose_devices(s: Settings) -> int:
             f"of a program ({os.cpu_count()} cores here)."
         )
     return s.devices
+
+
+def largest_parameter(problem: Problem) -> int:
+    try:
+        x = jax.eval_shape(problem.init, jax.random.key(0))
+        return max(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(x))
+    except Exception:  # the preflight says what is wrong with it
+        return LARGE_PARAMETER
