@@ -1,5 +1,6 @@
 """The command line: parsing only. What needs JAX is imported when a command runs."""
 
+import contextlib
 import os
 import sys
 import warnings
@@ -204,7 +205,8 @@ def start_jax(keys) -> None:
     wanted = keys.get("devices", "auto")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     devices = wanted if isinstance(wanted, int) else cores or 1
-    jax.config.update("jax_num_cpu_devices", min(max(devices, 1), 64))
+    with contextlib.suppress(RuntimeError):  # JAX runs already, where another program calls
+        jax.config.update("jax_num_cpu_devices", min(max(devices, 1), 64))
 
 
 def mend_cache(cache: Path) -> None:

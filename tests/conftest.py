@@ -9,5 +9,6 @@ import jax
 CACHE = Path(__file__).parent.parent / ".pytest_cache" / "programs"
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(CACHE))
 jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 jax.config.update("jax_num_cpu_devices", 2)

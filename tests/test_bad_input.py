@@ -8,13 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 import tiny_problem
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from jax.experimental.compilation_cache import compilation_cache
 from safetensors.numpy import save
 
 import mixfl
@@ -59,23 +57,6 @@ problem = mixfl.Problem(
     dict(rounds=4, cohort_size=2, client_batch=2, local_steps=2, eval_every=1, checkpoint_every=1),
 )
 """
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compile_cache(tmp_path_factory):
-    """Most runs here are the same programs again: compile each once."""
-    values = {
-        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("compiled")),
-        "jax_persistent_cache_min_compile_time_secs": 0,
-        "jax_persistent_cache_min_entry_size_bytes": -1,
-    }
-    before = {k: getattr(jax.config, k) for k in values}
-    for chosen in (values, before):
-        for k, v in chosen.items():
-            jax.config.update(k, v)
-        compilation_cache.reset_cache()
-        if chosen is values:
-            yield
 
 
 @pytest.fixture(autouse=True)

@@ -40,7 +40,8 @@ def central(a, c, weight=1.0, name="central"):
 def run(algorithm, terms, x0, rounds, **settings):
     """The models [rounds + 1, d]; batches of one example, and all clients in every round."""
     size = min(len(t.clients) for t in terms if isinstance(t, mixfl.Federated))
-    s = mixfl.Settings(**(dict(rounds=rounds, cohort_size=size, client_batch=1) | settings))
+    defaults = dict(rounds=rounds, cohort_size=size, client_batch=1, devices=1)
+    s = mixfl.Settings(**(defaults | settings))
     problem = mixfl.Problem(lambda key: jnp.array(x0, jnp.float32), terms)
     simulator = Simulator(problem, ALGORITHMS[algorithm].build(problem, s), s)
     found = [np.array(r.state.x) for r in simulator.rounds(simulator.init(), 0, rounds)]

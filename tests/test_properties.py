@@ -40,7 +40,7 @@ from mixfl.steps import add
 ROUNDS = 6
 SETTINGS = dict(
     rounds=ROUNDS, cohort_size=5, client_batch=2, local_steps=6, client_lr=0.2,
-    central_steps=5, central_batch=8,
+    central_steps=5, central_batch=8, devices=1,
 )  # fmt: skip
 HOME = {"baseline": "regularizer"}
 AT_CLIENTS = [a for a in ALGORITHMS if a not in ("oracle", "central")]

@@ -15,7 +15,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_problem
-from jax.experimental.compilation_cache import compilation_cache
 from safetensors.numpy import load_file
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -38,23 +37,6 @@ ADAPTIVE = dict(
 
 class StopError(MixflError):
     """Stands for a process that ends in the middle of a run."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def compile_cache(tmp_path_factory):
-    """Most runs here are the same programs again: compile each once."""
-    values = {
-        "jax_compilation_cache_dir": str(tmp_path_factory.mktemp("compiled")),
-        "jax_persistent_cache_min_compile_time_secs": 0,
-        "jax_persistent_cache_min_entry_size_bytes": -1,
-    }
-    before = {k: getattr(jax.config, k) for k in values}
-    for chosen in (values, before):
-        for k, v in chosen.items():
-            jax.config.update(k, v)
-        compilation_cache.reset_cache()
-        if chosen is values:
-            yield
 
 
 def problem_of(algorithm):

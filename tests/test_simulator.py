@@ -136,3 +136,12 @@ def test_central_draws_are_without_replacement_and_dealt_fairly():
     assert all(len(set(batch)) == 7 for batch in rows)
     dealt = cohort.dealt_rows(rng, 10, 25)
     assert sorted(np.bincount(dealt, minlength=10).tolist()) == [2] * 5 + [3] * 5
+
+
+@pytest.mark.parametrize(
+    ("width", "name", "devices"), [(400, "fedavg", 2), (400, "central", 1), (2**20, "fedavg", 1)]
+)
+def test_auto_devices_share_small_models_with_clients(width, name, devices):
+    p = wide_problem(clients=8, width=width)
+    s = settings(cohort_size=4, central_batch=4, devices="auto")
+    assert Simulator(p, ALGORITHMS[name].build(p, s), s).devices == devices
