@@ -1,7 +1,9 @@
 """Progress of a run: a bar on a terminal, plain lines elsewhere, nothing where not wanted."""
 
+import contextlib
 import sys
 import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 # Shown while training, in this order, as far as a problem reports them.
@@ -95,3 +97,29 @@ def reporter(show: bool | None = None) -> Quiet:
     if show is False or (show is None and not terminal):
         return Quiet()
     return Bar() if terminal else Plain()
+
+
+@contextlib.contextmanager
+def steps() -> Iterator[Callable[[int, int, str], None]]:
+    """Progress of work in steps: report(done, total, what). Lines off a terminal, one per step."""
+    if not sys.stdout.isatty():
+        said: set[str] = set()
+
+        def line(done: int, total: int, text: str) -> None:
+            if text not in said:
+                said.add(text)
+                print(text, file=sys.stderr, flush=True)
+
+        yield line
+        return
+    from rich.progress import Progress
+
+    with Progress(transient=True) as bars:
+        tasks: dict[str, Any] = {}
+
+        def bar(done: int, total: int, text: str) -> None:
+            if text not in tasks:
+                tasks[text] = bars.add_task(text, total=total)
+            bars.update(tasks[text], completed=done, total=total)
+
+        yield bar

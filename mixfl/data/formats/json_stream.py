@@ -1,0 +1,109 @@
+"""One large JSON object, read member by member, so that only one value is in memory."""
+
+import codecs
+import gzip
+import json
+import re
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from mixfl.data.formats.reading import Meter, wrong
+from mixfl.errors import MixflError
+
+CHUNK = 1 << 16
+SPACE = re.compile(r"[ \t\r\n]*")
+
+
+class JsonStream:
+    """`for key in stream.members()`, and for each key either `value()` or again `members()`."""
+
+    def __init__(self, path: Path, meter: Meter):
+        self.path, self.meter, self.total = path, meter, max(path.stat().st_size, 1)
+        self.raw = path.open("rb")
+        self.file: Any = gzip.GzipFile(fileobj=self.raw) if path.suffix == ".gz" else self.raw
+        self.decode = codecs.getincrementaldecoder("utf-8-sig")()
+        self.text, self.at, self.passed, self.ended = "", 0, 0, False
+        self.depth = 0
+
+    def line(self) -> int:
+        return self.passed + self.text.count("\n", 0, self.at) + 1
+
+    def members(self) -> Iterator[str]:
+        """The keys of the object that begins here."""
+        self.expect("{")
+        self.depth += 1
+        if self.peek() == "}":
+            self.at += 1
+        else:
+            while True:
+                key = self.value()
+                if not isinstance(key, str):
+                    raise self.error(f"expected a name in quotes, found {str(key)[:40]!r}")
+                self.expect(":")
+                yield key
+                if self.expect(",}") == "}":
+                    break
+        self.depth -= 1
+        if not self.depth:
+            if self.peek():
+                raise self.error("there is more after the end of the object")
+            self.raw.close()
+
+    def value(self) -> Any:
+        self.peek()
+        want = CHUNK
+        while True:
+            try:
+                found, end = json.JSONDecoder().raw_decode(self.text, self.at)
+                if end < len(self.text) or self.ended:  # else a number may go on
+                    self.at = end
+                    return found
+            except json.JSONDecodeError as error:
+                cut = error.msg.startswith("Unterminated") or error.pos >= len(self.text) - 16
+                if self.ended or not cut:
+                    self.at = min(error.pos, len(self.text))
+                    raise self.error(error.msg) from None
+            except (ValueError, RecursionError) as error:
+                raise self.error(str(error)) from None
+            self.more(want)
+            want *= 2  # so that a long value is not tried too often
+
+    def peek(self) -> str:
+        """The next character that is not a space; nothing at the end."""
+        while True:
+            self.at = SPACE.match(self.text, self.at).end()  # type: ignore[union-attr]
+            if self.at < len(self.text):
+                return self.text[self.at]
+            if self.ended:
+                return ""
+            self.more(CHUNK)
+
+    def expect(self, characters: str) -> str:
+        found = self.peek()
+        if not found or found not in characters:
+            what = f"found {found!r}" if found else "the file ends"
+            raise self.error(f"expected {' or '.join(characters)}, {what}")
+        self.at += 1
+        return found
+
+    def more(self, size: int) -> None:
+        try:
+            data = self.file.read(size)
+            self.ended = not data
+            new = self.decode.decode(data, self.ended)
+        except UnicodeDecodeError:
+            self.at = len(self.text)
+            raise self.error("not UTF-8 text") from None
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            self.at = len(self.text)
+            raise self.error(f"the compressed file is truncated or damaged: {error}") from None
+        self.passed += self.text.count("\n", 0, self.at)
+        self.text, self.at = self.text[self.at :] + new, 0
+        self.meter.at(self.raw.tell(), self.total, f"reading {self.path.name}")
+
+    def error(self, what: str) -> MixflError:
+        line = self.line()
+        self.raw.close()
+        return wrong(self.path, line, f"is not valid JSON ({what}); is the file cut off?")

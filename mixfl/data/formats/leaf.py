@@ -1,0 +1,87 @@
+"""LEAF: JSON files with `users`, `num_samples` and `user_data` {user: {"x": [...], "y": [...]}}.
+
+    x, y   numbers: int32 or float32 of the shape they have
+    text   where x is text and y the character after it (Shakespeare): code points, as other text
+
+A file is read user by user, never as a whole.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mixfl.data.formats.base import Record
+from mixfl.data.formats.json_stream import JsonStream
+from mixfl.data.formats.reading import files, name, plain
+from mixfl.data.formats.table import Table
+from mixfl.data.formats.text import windows
+from mixfl.errors import MixflError
+
+
+class Leaf(Table):
+    options = ("partition", "length")
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.label, self.text = "y", False
+
+    def records(self) -> Iterator[Record]:
+        for path in files(self.source, ".json"):
+            stream = JsonStream(path, self.meter)
+            counts: dict[str, Any] = {}
+            seen = 0
+            for key in stream.members():
+                if key != "user_data":
+                    counts[key] = stream.value()
+                    continue
+                for user in stream.members():
+                    at, seen = stream.line(), seen + 1
+                    yield from self.examples(path, at, user, stream.value())
+            if not isinstance(counts.get("users"), list) or not seen:
+                raise MixflError(
+                    f"{path}: expected an object with users, num_samples and user_data (and "
+                    f"users in it), found {', '.join([*counts, 'user_data'][:8])}."
+                )
+            if len(counts["users"]) != seen:
+                raise MixflError(
+                    f"{path}: users names {len(counts['users'])}, user_data has {seen}: the file "
+                    "is damaged, or joined wrongly."
+                )
+
+    def examples(self, path: Path, at: int, user: str, data: Any) -> Iterator[Record]:
+        place = f"{path}, line {at}, user {user[:40]!r}"
+        x, y = (data.get("x"), data.get("y")) if isinstance(data, dict) else (None, None)
+        client = name(user)
+        if not isinstance(x, list) or not isinstance(y, list) or len(x) != len(y) or not client:
+            raise MixflError(f'{place}: expected {{"x": [...], "y": [...]}} of equal length.')
+        for i, (a, b) in enumerate(zip(x, y, strict=True)):
+            if isinstance(a, str):
+                yield self.text_record(f"{place}, example {i + 1}", client, a, b)
+                continue
+            row = {"x": a, "y": b, "client": client}
+            if self.text or not all(isinstance(v, int | float | list) for v in (a, b)):
+                raise MixflError(f"{place}, example {i + 1}: expected numbers in x and y.")
+            if not self.shapes:
+                self.choose(path, at, row)
+            if len(self.shapes) < 2:
+                raise MixflError(f"{place}, example {i + 1}: expected numbers in x and y.")
+            yield self.record(path, at, row)
+
+    def text_record(self, place: str, client: str, x: str, y: Any) -> Record:
+        sequence = plain(x + y) if isinstance(y, str) else ""
+        if self.shapes or not isinstance(y, str) or len(y) != 1 or len(sequence) < 2:
+            raise MixflError(
+                f"{place}: x is {x[:40]!r}, y is {json.dumps(y)[:40]}. Text is read where y is "
+                "the character after x. For images by name, prepare the format celeba or images."
+            )
+        self.text = True
+        return Record(client, sequence.encode(), label=y)
+
+    def build(self, payloads: list[bytes]) -> dict[str, np.ndarray]:
+        if not self.text:
+            return super().build(payloads)
+        rows = [windows(p.decode(), self.given.length) for p in payloads]
+        return {"text": np.concatenate(rows)}

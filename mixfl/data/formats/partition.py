@@ -1,0 +1,52 @@
+"""Clients for data that has none: records are dealt to N new clients as they are read."""
+
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+
+from mixfl.data.formats.base import Record
+from mixfl.data.formats.options import Partition
+from mixfl.errors import MixflError
+
+MOST_LABELS = 10_000
+
+
+def deal(records: Iterable[Record], how: Partition, seed: int) -> Iterator[Record]:
+    rng = np.random.default_rng(seed)
+    choose = _iid(how, rng) if how.kind == "iid" else _dirichlet(how, rng)
+    next(choose)
+    for record in records:
+        yield record._replace(client=str(choose.send(record)))
+
+
+def _iid(how: Partition, rng: np.random.Generator):
+    """Round by round, each in a new order: sizes differ by one at most."""
+    record = yield -1
+    while record:
+        for client in rng.permutation(how.clients).tolist():
+            record = yield client
+
+
+def _dirichlet(how: Partition, rng: np.random.Generator):
+    """Each label goes to the clients in proportions drawn once from Dirichlet(alpha)."""
+    shares: dict[str, np.ndarray] = {}
+    record = yield -1
+    while True:
+        if record.label is None:
+            raise MixflError(
+                "partition dirichlet needs a label for each row: name its column with the option "
+                "label, or use iid:CLIENTS."
+            )
+        if record.label not in shares:
+            if len(shares) == MOST_LABELS:
+                raise MixflError(
+                    f"partition dirichlet found more than {MOST_LABELS:,} labels: name a column of "
+                    "classes with the option label, or use iid:CLIENTS."
+                )
+            # By logarithms: with a small alpha, draws from the gamma distribution underflow.
+            draws = np.log(rng.standard_gamma(how.alpha + 1, how.clients))
+            draws += np.log1p(-rng.random(how.clients)) / how.alpha
+            shares[record.label] = np.cumsum(np.exp(draws - draws.max()))
+        total = shares[record.label]
+        at = np.searchsorted(total, rng.random() * total[-1], side="right")
+        record = yield int(min(at, how.clients - 1))

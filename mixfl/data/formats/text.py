@@ -1,0 +1,83 @@
+"""Text by user, and what all text formats share.
+
+    text   int32 [length + 1]   Unicode code points, zeros at the end
+
+A text is cut into sequences of `length` characters and the one after: the last character of
+a sequence is the first of the next, so that each is predicted once. The vocabulary is chosen
+when a model is trained.
+"""
+
+import html
+import re
+from collections.abc import Iterator
+
+import numpy as np
+
+from mixfl.data.formats.base import Format, Record
+from mixfl.data.formats.reading import files, json_lines, name, plain, wrong
+
+USER = ("user", "user_id", "client", "client_id", "author")
+
+
+class Text(Format):
+    """A record is a text in UTF-8."""
+
+    options: tuple[str, ...] = ("length", "normalize")
+
+    def build(self, payloads: list[bytes]) -> dict[str, np.ndarray]:
+        rows = [windows(p.decode("utf-8"), self.given.length) for p in payloads]
+        return {"text": np.concatenate(rows)}
+
+    def pieces(self, client: str, text: str, part: str = "") -> Iterator[Record]:
+        """The text as a record, unless nothing can be predicted in it."""
+        text = plain(text)
+        if self.given.normalize:
+            text = normalized(text)
+        if len(text) < 2:
+            self.skipped["texts shorter than two characters"] += 1
+        else:
+            yield Record(plain(client), text.encode("utf-8"), part=part)
+
+
+class TextByUser(Text):
+    """JSON lines: {"user": id, "texts": [text, ...]} (or "text"), and "site" where there is one."""
+
+    options = ("length", "normalize", "client")
+
+    def records(self) -> Iterator[Record]:
+        keys = (self.given.client,) if self.given.client else USER
+        for path in files(self.source):
+            for number, row in json_lines(path, self.meter):
+                key = next((k for k in keys if k in row), None)
+                user = name(row[key]) if key else None
+                texts = row.get("texts", [row["text"]] if "text" in row else None)
+                good = isinstance(texts, list) and all(isinstance(t, str) for t in texts)
+                if user is None or not good:
+                    raise wrong(
+                        path, number, f"has the fields {', '.join(map(repr, list(row)[:8]))}: "
+                        f"expected one of {', '.join(keys)} with an id, and 'texts' with a list "
+                        "of texts or 'text' with one. Name another field with the option client."
+                    )  # fmt: skip
+                site = name(row.get("site"))
+                client = f"{site}/{user}" if site else user
+                for text in texts or []:
+                    yield from self.pieces(client, text)
+
+
+def windows(text: str, length: int) -> np.ndarray:
+    """[sequences, length + 1]; a text of n characters gives ceil((n - 1) / length)."""
+    points = np.frombuffer(text.encode("utf-32-le"), "<i4")
+    n = -(-(len(points) - 1) // length)
+    padded = np.zeros(n * length + 1, np.int32)
+    padded[: len(points)] = points
+    return np.lib.stride_tricks.sliding_window_view(padded, length + 1)[::length].copy()
+
+
+def normalized(text: str) -> str:
+    """As TFF describes its Stack Overflow data: lower case, ASCII only, tokens set apart by
+    spaces (apostrophes and hyphens stay in their word), addresses replaced by one token."""
+    text = html.unescape(text).lower()
+    text = re.sub(r"(?:https?://|www\.)\S+", " \0 ", text)
+    text = text.encode("ascii", "ignore").decode()
+    text = re.sub(r"([^\w\s'\0-]|_)", r" \1 ", text)
+    return " ".join(text.split()).replace("\0", "<url>")
