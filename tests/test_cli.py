@@ -48,3 +48,17 @@ def test_keys_lists_every_key_and_the_tasks_own():
     assert all(key in shown for key in KEYS)
     assert "difficulty" in shown
     assert "presets: cpu, demo, paper" in shown
+
+
+def test_data_prepare_and_info(tmp_path):
+    source = tmp_path / "rows.csv"
+    source.write_text("user,x,y\n" + "".join(f"u{i % 3},{i},{i % 2}\n" for i in range(9)))
+    words = ("data", "prepare", "table", "--client", "user", "--from", source, "--to")
+    made = mixfl(*words, tmp_path / "store")
+    assert made.returncode == 0, made.stderr
+    assert "3 clients, 9 examples" in made.stdout
+    shown = mixfl("data", "info", tmp_path / "store")
+    assert "clients    3" in shown.stdout
+    again = mixfl(*words, tmp_path / "store")
+    assert again.returncode == 2
+    assert "exists already" in again.stderr

@@ -7,8 +7,8 @@ from problems import init, logistic, problem, settings
 
 import mixfl
 from mixfl.algorithms import ALGORITHMS
-from mixfl.engine import Simulator, cohort
-from mixfl.engine.feeding import CHUNK_BYTES, Feeder, Prefetch
+from mixfl.engine import Simulator, cohort, feeding
+from mixfl.engine.feeding import Feeder, Prefetch
 from mixfl.errors import MixflError
 
 
@@ -73,13 +73,30 @@ def test_central_memory_is_bounded_by_the_chunk():
     assert temporaries[0] < activations[1] * 4 + 3 * model
 
 
-def test_auto_chunk_keeps_a_chunk_within_its_bytes():
-    p = wide_problem(clients=64, width=40_000)
-    s = settings(cohort_size=64, client_batch=50, local_steps=20)
-    feeder = Feeder(p, s)
-    per_client = 50 * 20 * p.populations[0].examples.example_bytes
-    assert feeder.chunk * per_client <= CHUNK_BYTES
-    assert feeder.chunk < 64
+def test_auto_chunk_keeps_a_chunk_within_its_bytes(monkeypatch):
+    monkeypatch.setattr(feeding, "CHUNK_BYTES", 50_000)
+    p = wide_problem(clients=64, width=400)
+    feeder = Feeder(p, settings(cohort_size=64, client_batch=2, local_steps=2))
+    per_client = 4 * p.populations[0].examples.example_bytes
+    assert 1 < feeder.chunk < 64
+    assert feeder.chunk * per_client <= 50_000
+
+
+def test_no_client_is_padded_beyond_the_largest():
+    p = problem()  # the largest client has 12 rows
+    feeder = Feeder(p, settings(client_batch=5, local_steps=10**12))
+    (piece,) = feeder.pieces(ALGORITHMS["fedavg"].build(p, settings()), 0)
+    assert piece.clients[0].batches.mask.shape[1:] == (3, 5)
+    feeder = Feeder(p, settings(client_batch=10**12, local_steps=2))
+    (piece,) = feeder.pieces(ALGORITHMS["fedavg"].build(p, settings()), 0)
+    assert piece.clients[0].batches.mask.shape[1:] == (1, 12)
+
+
+@pytest.mark.parametrize("terms", ["two terms", "regularizer"])
+def test_central_batches_beyond_memory_are_an_error(terms):
+    p, s = problem(terms), settings(local_steps=2**62)
+    with pytest.raises(MixflError, match="lower central_steps"):
+        Simulator(p, ALGORITHMS["pt"].build(p, s), s)
 
 
 def test_a_cohort_reads_only_its_own_rows(tmp_path, monkeypatch):

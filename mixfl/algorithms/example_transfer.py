@@ -4,6 +4,7 @@ Every round S K |B_i| central examples are drawn. A client's step uses w_f x mea
 batch + w_c x mean over its share of |B_i| central examples.
 """
 
+import jax
 import jax.numpy as jnp
 
 from mixfl.algorithm import CLIENT_KEYS, Algorithm, Batches, algorithm
@@ -27,7 +28,8 @@ def example_transfer(problem: Problem, s: Settings) -> Algorithm:
     def client(term, message, feed):
         def grad(x, step):
             loss, g = gradient(term, x, step.batches)
-            share = Batches(step.share, jnp.ones(step.batches.mask.shape))
+            dealt = jax.tree.leaves(step.share)[0].shape[0]
+            share = Batches(step.share, jnp.ones(dealt))
             _, g_share = gradient(central_term, x, share)
             return loss, add(g, scale(shares[term], g_share))
 

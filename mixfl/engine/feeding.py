@@ -19,6 +19,7 @@ from mixfl.problem import Problem
 from mixfl.settings import Settings
 
 CHUNK_BYTES = 256 << 20
+DRAWN_BYTES = 8 << 30
 
 
 class Piece(NamedTuple):
@@ -38,13 +39,31 @@ class Feeder:
                     f"cohort_size = {s.cohort_size}, but the population '{term.name}' has "
                     f"{len(term.clients)} clients: lower it to at most {len(term.clients)}."
                 )
+        # No client is padded beyond what the largest one can fill.
+        largest = [int(t.clients.sizes().max()) for t in problem.populations]
+        self.batch = [min(s.client_batch, n) for n in largest]
+        self.steps = [min(s.local_steps, -(-n // s.client_batch)) for n in largest]
         per_client = max(
-            (t.examples.example_bytes for t in problem.populations), default=1
-        ) * (s.local_steps * s.client_batch)  # fmt: skip
+            [1, *(t.examples.example_bytes * k * b for t, k, b in
+                  zip(problem.populations, self.steps, self.batch, strict=True))]
+        )  # fmt: skip
         most = max(1, CHUNK_BYTES // per_client) if s.cohort_chunk == "auto" else s.cohort_chunk
         # Chunks as equal as can be, each with equal parts for the devices.
         chunks = -(-s.cohort_size // most)
         self.chunk = -(-s.cohort_size // (chunks * devices)) * devices
+
+    def check_draws(self, algorithm: Algorithm) -> None:
+        """A round's central batches are read whole: more than memory holds is an error."""
+        for term, draw in zip(self.problem.terms, algorithm.feed.draw, strict=True):
+            if draw is None:
+                continue
+            size = draw.steps * draw.batch * (term.examples.example_bytes if term.examples else 4)
+            if size > DRAWN_BYTES:
+                raise MixflError(
+                    f"{draw.steps} central steps of {draw.batch} examples of '{term.name}' are "
+                    f"{size / 2**30:.3g} GB a round: lower central_steps (or local_steps) or "
+                    "central_batch."
+                )
 
     def pieces(self, algorithm: Algorithm, round: int) -> Iterator[Piece]:
         feed, s = algorithm.feed, self.s
@@ -67,18 +86,19 @@ class Feeder:
 
     def _clients(self, round, population, chosen, start, shares) -> ClientFeed:
         s, term = self.s, self.problem.populations[population]
-        rows = np.empty((self.chunk, s.local_steps, s.client_batch), np.int64)
-        mask = np.zeros((self.chunk, s.local_steps, s.client_batch), np.float32)
+        steps, batch = self.steps[population], self.batch[population]
+        rows = np.empty((self.chunk, steps, batch), np.int64)
+        mask = np.zeros((self.chunk, steps, batch), np.float32)
         offsets = self.starts[population]
         for i, client in enumerate(chosen):
             first, n = offsets[client], offsets[client + 1] - offsets[client]
             rows[i], mask[i] = cohort.client_rows(
-                s.seed, round, population, client, first, n, s.local_steps, s.client_batch
+                s.seed, round, population, client, first, n, steps, batch
             )
         rows[len(chosen) :] = rows[0]  # no clients: padding, masked
         share = None
         if shares is not None:
-            dealt = shares[population][start : start + self.chunk]
+            dealt = shares[population][start : start + self.chunk, :steps]
             dealt = dealt[np.minimum(np.arange(self.chunk), len(dealt) - 1)]
             share = self.problem.central[0].examples.take(dealt)  # type: ignore[union-attr]
         return ClientFeed(Batches(term.examples.take(rows), mask), share)

@@ -33,6 +33,7 @@ class Simulator:
         self.problem, self.algorithm, self.s = problem, algorithm, s
         self.devices = choose_devices(problem, algorithm, s)
         self.feeder = Feeder(problem, s, self.devices)
+        self.feeder.check_draws(self.at(0))
         self.programs: dict[Algorithm, Round] = {}
         self.bytes: dict[Algorithm, tuple[float, float]] = {}
         self.waited = 0.0  # seconds that the loop waited for data
