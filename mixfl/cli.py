@@ -141,7 +141,7 @@ def compare(task, algorithms, trials, preset, rounds, seed, out, data, assignmen
 @click.option("--data", metavar="DIR", help="Prepared data; without it, synthetic data.")
 @click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Any key.")
 def check(task, preset, data, assignments):
-    """Check TASK: identities that must hold between the algorithms when K = 1."""
+    """Check TASK: are its losses sound, and do the algorithms agree as they must when K = 1?"""
     from mixfl.runs.config import parse_assignments
 
     given = parse_assignments(assignments)
@@ -160,19 +160,24 @@ def keys(task):
     """List the keys for --set, with their defaults (and TASK's own)."""
     from mixfl.settings import KEYS
 
-    print_table(
-        ["key", "default", "meaning"],
-        [[k, str(f.default), f.metadata["help"]] for k, f in KEYS.items()],
-    )
+    preset: dict = {}
     if task:
+        from mixfl.runs.config import preset_keys
         from mixfl.tasks import find
 
         found = find(task)
-        if found.options:
-            rows = [[k, str(v)] for k, v in found.options.items()]
-            print_table(["key", "default"], rows, title=f"keys of {task}")
-        if found.presets:
-            click.echo(f"presets: {', '.join(found.presets)} (cpu if none is given)")
+        preset = preset_keys(found, None, "")
+    print_table(
+        ["key", "default", "preset cpu", "meaning"] if preset else ["key", "default", "meaning"],
+        [
+            [k, str(f.default), *([str(preset.get(k, ""))] if preset else []), f.metadata["help"]]
+            for k, f in KEYS.items()
+        ],
+    )
+    if task and found.options:
+        rows = [[k, str(v), str(preset.get(k, ""))] for k, v in found.options.items()]
+        print_table(["key", "default", "preset cpu"], rows, title=f"keys of {task}")
+        click.echo(f"presets: {', '.join(found.presets)} (cpu if none is given)")
 
 
 @cli.group()

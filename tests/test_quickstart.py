@@ -18,12 +18,12 @@ def test_is_at_most_30_lines():
 
 
 def test_mixed_fl_learns_what_fl_alone_cannot():
-    names: dict = {}
+    names: dict = {"__name__": "__main__"}
     exec(quickstart(), names)
     assert names["result"].metrics[-1]["eval/accuracy"] > 0.9
     import mixfl
 
-    alone = mixfl.train(names["problem"], mixfl.fed_avg(client_lr=0.5), rounds=50, cohort_size=20)
+    alone = mixfl.train(names["problem"], mixfl.fed_avg())
     assert alone.metrics[-1]["eval/accuracy"] == pytest.approx(0.5, abs=0.1)
 
 

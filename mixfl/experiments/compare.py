@@ -10,7 +10,7 @@ import numpy as np
 
 from mixfl.errors import Diverged
 from mixfl.runs.config import Plan
-from mixfl.runs.progress import SHOWN, Quiet
+from mixfl.runs.progress import SHOWN, Quiet, number
 from mixfl.runs.training import run
 
 PLOT = "comparison.png"
@@ -91,11 +91,11 @@ def rows(outcomes: Sequence[Outcome]) -> tuple[list[str], list[list[str]]]:
             elif not len(values):
                 row.append("-")
             elif len(values) == 1:
-                row.append(f"{values[0]:.4f}")
+                row.append(number(values[0]))
             else:
-                row.append(f"{values.mean():.4f} ± {interval(values):.4f}")
+                row.append(f"{number(values.mean())} ± {number(interval(values))}")
         for key, scale in (("time/round_ms", 1), ("comm/down_bytes", 1e3), ("comm/up_bytes", 1e3)):
             values = o.final(key)
-            row.append(f"{values.mean() / scale:.1f}" if len(values) else "-")
+            row.append(f"{values.mean() / scale:.3g}" if len(values) else "-")
         cells.append(row)
     return header, cells

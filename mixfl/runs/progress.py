@@ -13,7 +13,11 @@ SHOWN = ("eval/loss", "eval/auc", "eval/accuracy", "eval/recall@10")
 def summary(row: dict[str, Any]) -> str:
     keys = [k for k in SHOWN if row.get(k) is not None]
     keys = keys or [k for k in row if k.startswith(("eval/", "train/")) and row[k] is not None][:2]
-    return "  ".join(f"{k.removeprefix('eval/')} {row[k]:.4f}" for k in keys)
+    return "  ".join(f"{k.removeprefix('eval/')} {number(row[k])}" for k in keys)
+
+
+def number(value: float) -> str:
+    return f"{value:.4f}" if abs(value) < 1e4 else f"{value:.3g}"
 
 
 def clock(seconds: float) -> str:

@@ -65,6 +65,8 @@ def run(plan: Plan, out: Path | None, resume: bool, report: Quiet, label: str = 
     """Everything is checked before anything is written."""
     simulator = plan.simulator()
     preflight(plan.problem, plan.settings, simulator)
+    if plan.problem.evaluate is not None:  # a mistake in it shows now, not after the first rounds
+        evaluated(plan.problem, simulator.init().x)
     config = plan.config(simulator)
     simulator.init()  # its values are looked at, too
     with contextlib.ExitStack() as stack:
@@ -90,6 +92,7 @@ class Training:
         self.directory, self.report, self.s = directory, report, plan.settings
         self.rows: list[dict[str, Any]] = []
         self.rejected = 0
+        self.warned = False  # of an evaluation that is not finite
         self.checkpoints = self.events = None
         if directory is not None:
             self.checkpoints = Checkpoints(directory.path / "checkpoints", report.note)
@@ -172,6 +175,13 @@ class Training:
             if self.directory is not None:
                 self.directory.set_status("diverged", error.round, str(error))
             raise
+        except Interrupted:
+            raise
+        except MixflError as error:
+            if self.directory is not None:
+                with contextlib.suppress(MixflError):
+                    self.directory.set_status("failed", result.round, str(error))
+            raise
         finally:
             rounds.close()  # type: ignore[attr-defined]
         return result.state
@@ -213,12 +223,14 @@ class Training:
         row: dict[str, Any] = {"round": t}
         problem = self.plan.problem
         if problem.evaluate is not None:
-            found = attempt("evaluate", lambda: problem.evaluate(result.state.x))
-            if not isinstance(found, Mapping):
-                raise MixflError(f"evaluate returned {found!r}: expected a dict of numbers.")
-            row |= {f"eval/{key}": _number(value, key) for key, value in found.items()}
-            if row.get("eval/loss", 0.0) is None:
-                raise self._diverged(t)
+            row |= evaluated(problem, result.state.x)
+            bad = [k for k, v in row.items() if v is None]
+            if bad and not self.warned:
+                self.warned = True
+                self.report.note(
+                    f"round {t}: {', '.join(bad)} is not finite, though the model is; it is "
+                    "written as null"
+                )
         info = {k: v for k, v in result.info.items() if k not in ("finite", "clients/rejected")}
         row |= {k: _number(v, k) for k, v in info.items()}
         down, up = self.simulator.message_bytes(t - 1)
@@ -254,6 +266,15 @@ class Training:
         if self.rejected:
             self.report.note(f"{self.rejected} client updates were not finite and were left out")
         return Result(params, self.rows, self.config, self.rejected)
+
+
+def evaluated(problem: Problem, x: Params) -> dict[str, float | None]:
+    """What the problem's `evaluate` says of x, as keys of metrics.jsonl."""
+    assert problem.evaluate is not None
+    found = attempt("evaluate", lambda: problem.evaluate(x))  # type: ignore[misc]
+    if not isinstance(found, Mapping):
+        raise MixflError(f"evaluate returned {found!r}: expected a dict of numbers.")
+    return {f"eval/{key}": _number(value, key) for key, value in found.items()}
 
 
 def _number(value: Any, key: str) -> float | None:

@@ -5,6 +5,7 @@ its presets are TOML files in `presets/<task>/`. A user's problem is named `path
 """
 
 import dataclasses
+import functools
 import importlib
 import importlib.util
 import sys
@@ -45,8 +46,11 @@ def find(name: str) -> Task:
 
 
 def _own(name: str) -> Task:
-    path, _, attribute = name.rpartition(":") if ":" in name else (name, "", "problem")
-    problem = _imported(Path(path), attribute)
+    file, _, attribute = name.rpartition(":") if ":" in name else (name, "", "problem")
+    path = Path(file)
+    if not path.is_file():
+        raise MixflError(f"there is no file {path} (a problem of your own is path.py:problem).")
+    problem = _imported(path.resolve(), attribute, path.stat().st_mtime_ns)
 
     def build(options, data):
         if data is not None:
@@ -56,9 +60,8 @@ def _own(name: str) -> Task:
     return Task(name, {}, build, {})
 
 
-def _imported(path: Path, attribute: str) -> Problem:
-    if not path.is_file():
-        raise MixflError(f"there is no file {path} (a problem of your own is path.py:problem).")
+@functools.cache  # a comparison asks for it once per algorithm, and it may load large data
+def _imported(path: Path, attribute: str, changed: int) -> Problem:
     # A name of its own, and its folder last: a file named like a package must not hide it.
     name = f"mixfl_problem_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
@@ -70,7 +73,7 @@ def _imported(path: Path, attribute: str) -> Problem:
         if not hasattr(module, attribute):
             found = [k for k, v in vars(module).items() if isinstance(v, Problem)]
             raise MixflError(
-                f"{path} has no '{attribute}'. "
+                f"no '{attribute}' in it. "
                 + (f"It has: {', '.join(found)}." if found else "It defines no mixfl.Problem.")
             )
         given = getattr(module, attribute)
