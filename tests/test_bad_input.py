@@ -342,7 +342,7 @@ def test_evaluate(body, mixfl_command):
     code, err = mixfl_command("run", task, "--algorithm", "pt", "--out", "run")
     assert code == 2
     assert EVALUATES[body] in err
-    assert mixfl.load("run").metrics == []
+    assert not Path("run").exists()  # found before anything is written
 
 
 def test_clients_without_data_are_dropped_and_counted(mixfl_command):
@@ -703,3 +703,18 @@ def test_faces_of_one_label_are_an_error():
 
     with pytest.raises(MixflError, match="no smiling face"):
         smile.problem(smile.Options(image_size=10, clients=4, per_client=3, held_out=1))
+
+
+def test_an_evaluation_that_was_never_finite_is_no_divergence(mixfl_command):
+    task = own('return {"loss": (params["w"] - 1) ** 2}', 'return {"loss": float("nan"), "a": 1}')
+    code, err = mixfl_command("run", task, "--algorithm", "pt", "--out", "run")
+    assert code == 0
+    assert "eval/loss of the initial model is not finite" in err
+    assert [row["eval/loss"] for row in mixfl.load("run").metrics] == [None] * 4
+
+
+def test_a_users_file_is_run_once_by_a_comparison(mixfl_command):
+    task = own("import mixfl\n", "import mixfl\nopen('loaded', 'a').write('once ')\n")
+    code, _ = mixfl_command("compare", task, "--algorithms", "fedavg,pt", "--out", "both")
+    assert code == 0
+    assert Path("loaded").read_text() == "once "

@@ -65,8 +65,8 @@ def run(plan: Plan, out: Path | None, resume: bool, report: Quiet, label: str = 
     """Everything is checked before anything is written."""
     simulator = plan.simulator()
     preflight(plan.problem, plan.settings, simulator)
-    if plan.problem.evaluate is not None:  # a mistake in it shows now, not after the first rounds
-        evaluated(plan.problem, simulator.init().x)
+    # A mistake in it shows now, not after the first rounds.
+    before = evaluated(plan.problem, simulator.init().x)
     config = plan.config(simulator)
     simulator.init()  # its values are looked at, too
     with contextlib.ExitStack() as stack:
@@ -81,18 +81,19 @@ def run(plan: Plan, out: Path | None, resume: bool, report: Quiet, label: str = 
                     directory.set_status("finished", plan.settings.rounds)
                 report.note(f"{out} is finished already")
                 return Result(params, rows, config, rows[-1]["clients/rejected"] if rows else 0)
-        return Training(plan, simulator, config, directory, report, stack).run(label)
+        return Training(plan, simulator, config, directory, report, stack, before).run(label)
 
 
 class Training:
     """One run under way."""
 
-    def __init__(self, plan, simulator, config, directory, report, stack):
+    def __init__(self, plan, simulator, config, directory, report, stack, before):
         self.plan, self.simulator, self.config = plan, simulator, config
         self.directory, self.report, self.s = directory, report, plan.settings
         self.rows: list[dict[str, Any]] = []
         self.rejected = 0
-        self.warned = False  # of an evaluation that is not finite
+        # Not finite from the start: what is evaluated is at fault, not the training.
+        self.never_finite = {k for k, v in before.items() if v is None}
         self.checkpoints = self.events = None
         if directory is not None:
             self.checkpoints = Checkpoints(directory.path / "checkpoints", report.note)
@@ -114,6 +115,11 @@ class Training:
                     f"no client of '{term.name}' has more than {most} batches of {s.client_batch}: "
                     f"local_steps = {s.local_steps} is never reached"
                 )
+        if self.never_finite:
+            report.note(
+                f"{', '.join(sorted(self.never_finite))} of the initial model is not finite: look "
+                "at the data and the function that evaluate; it is written as null"
+            )
         report.start(label or self.plan.recipe.id, start, s.rounds)
         self.stack.callback(report.stop)
         if self.directory is not None:
@@ -211,7 +217,8 @@ class Training:
         hint = f"lower {' or '.join(lower)}"
         if self.plan.recipe.id == "2wgt" and s.merge_lr != "auto":
             hint += f", or set merge_lr = auto (now {s.merge_lr:g})"
-        kept = "" if self.directory is None else " The last good checkpoint is kept."
+        saved = self.checkpoints is not None and self.checkpoints.manager.latest_step() is not None
+        kept = " The last good checkpoint is kept." if saved else ""
         return Diverged(
             f"{self.plan.recipe.id} diverged in round {t}: the model is no longer finite, or no "
             f"client's update is. To get on, {hint}.{kept}", t,
@@ -222,15 +229,9 @@ class Training:
         t = result.round
         row: dict[str, Any] = {"round": t}
         problem = self.plan.problem
-        if problem.evaluate is not None:
-            row |= evaluated(problem, result.state.x)
-            bad = [k for k, v in row.items() if v is None]
-            if bad and not self.warned:
-                self.warned = True
-                self.report.note(
-                    f"round {t}: {', '.join(bad)} is not finite, though the model is; it is "
-                    "written as null"
-                )
+        row |= evaluated(problem, result.state.x)
+        if row.get("eval/loss", 0.0) is None and "eval/loss" not in self.never_finite:
+            raise self._diverged(t)
         info = {k: v for k, v in result.info.items() if k not in ("finite", "clients/rejected")}
         row |= {k: _number(v, k) for k, v in info.items()}
         down, up = self.simulator.message_bytes(t - 1)
@@ -270,7 +271,8 @@ class Training:
 
 def evaluated(problem: Problem, x: Params) -> dict[str, float | None]:
     """What the problem's `evaluate` says of x, as keys of metrics.jsonl."""
-    assert problem.evaluate is not None
+    if problem.evaluate is None:
+        return {}
     found = attempt("evaluate", lambda: problem.evaluate(x))  # type: ignore[misc]
     if not isinstance(found, Mapping):
         raise MixflError(f"evaluate returned {found!r}: expected a dict of numbers.")

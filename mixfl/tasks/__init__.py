@@ -73,7 +73,7 @@ def _imported(path: Path, attribute: str, changed: int) -> Problem:
         if not hasattr(module, attribute):
             found = [k for k, v in vars(module).items() if isinstance(v, Problem)]
             raise MixflError(
-                f"no '{attribute}' in it. "
+                f"it has no '{attribute}'. "
                 + (f"It has: {', '.join(found)}." if found else "It defines no mixfl.Problem.")
             )
         given = getattr(module, attribute)
