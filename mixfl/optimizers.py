@@ -30,6 +30,7 @@ class Optimizer(NamedTuple):
 
     def step(self, x, g, state, active=None):
         """One step along -g. Where `active` is 0 (a padded step), x and state stay as they are."""
+        g = jax.tree.map(lambda g, x: g.astype(x.dtype), g, x)  # bfloat16 stays bfloat16
         if self.plain:
             new_x, new_state = jax.tree.map(lambda x, g: x - self.lr * g, x, g), state
         else:

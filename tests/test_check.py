@@ -1,5 +1,7 @@
 """`mixfl check` accepts sound problems and names what is wrong with the others."""
 
+from pathlib import Path
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -7,6 +9,8 @@ from problems import PROBLEMS, clients, datacenter, examples, logistic, problem,
 
 import mixfl
 from mixfl.experiments.check import check_problem
+
+TESTS = str(Path(__file__).parent)
 
 
 def findings(terms, init=None):
@@ -89,3 +93,22 @@ def test_the_identities_can_fail(monkeypatch):
     central = mixfl.Central(logistic, examples(2, 40, -0.5))
     failed = only_failure(findings([mixfl.Federated(logistic, clients(1)), central]))
     assert failed.what == "PT and 1-way take the same step"
+
+
+def test_the_command_fails_with_the_problem(tmp_path, monkeypatch, capsys):
+    from mixfl.cli import cli
+
+    monkeypatch.chdir(tmp_path)
+    source = f"import sys; sys.path.insert(0, {TESTS!r})\nfrom problems import *\n"
+    broken = "mixfl.Federated(lambda p, b: logistic(p, b).mean(), clients(1))"
+    (tmp_path / "p.py").write_text(
+        f"{source}problem = mixfl.Problem(init, [{broken}])\n"
+        "good = mixfl.Problem(init, [population(), datacenter()])\n"
+    )
+    for name, code in (("good", 0), ("problem", 1)):
+        with pytest.raises(SystemExit) as end:
+            cli(["check", f"p.py:{name}", "--set", "cohort_size=5"], standalone_mode=False)
+        assert end.value.code == code
+    shown = capsys.readouterr().out
+    assert "largest deviation" in shown
+    assert "1 of 1 checks failed" in shown

@@ -30,7 +30,7 @@ from problems import (
 )
 
 import mixfl
-from mixfl.algorithm import Sums, Upload
+from mixfl.algorithm import Draw, Sums, Upload
 from mixfl.algorithms import ALGORITHMS
 from mixfl.engine import Simulator
 from mixfl.engine.cohort import client_rows, cohort
@@ -467,3 +467,29 @@ def test_2wgt_by_hand():
     np.testing.assert_array_equal(
         second.gt, [-(delta_a + delta_b) / (0.5 * 4) - gt_c, -delta_c / (0.5 * 2) - gt_f]
     )
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_half_precision_stays_half_precision(algorithm):
+    s = mixfl.Settings(**SETTINGS)
+    terms = TERMS[HOME.get(algorithm, "two terms")]()
+    half = lambda key: jax.tree.map(lambda a: a.astype(jnp.bfloat16), init(key))  # noqa: E731
+    p = mixfl.Problem(half, terms)
+    simulator = Simulator(p, ALGORITHMS[algorithm].build(p, s), s)
+    start = simulator.init()
+    results = [numpy(r.state) for r in simulator.rounds(simulator.init(), 0, ROUNDS)]
+    for state in results:
+        assert jax.tree.map(lambda a: a.dtype, state) == jax.tree.map(lambda a: a.dtype, start)
+    assert simulator.traces == (2 if algorithm in PHASE else 1)
+
+
+def test_the_server_draws_what_the_design_says():
+    """S |B_i| for pt, 2wgt and the oracle, K S |B_i| for 1wgt; no more than there is."""
+    p = mixfl.Problem(init, [population(), datacenter(n=10_000)])
+    s = settings(cohort_size=5, client_batch=4, local_steps=3, central_steps=2)
+    draw = {a: ALGORITHMS[a].build(p, s).feed.draw for a in ("pt", "1wgt", "2wgt", "oracle")}
+    assert draw["pt"] == draw["2wgt"] == (None, Draw(2, 20))
+    assert draw["1wgt"] == (None, Draw(1, 60))
+    assert draw["oracle"] == (Draw(3, 20), Draw(3, 20))
+    few = mixfl.Problem(init, [population(), datacenter(n=7)])
+    assert ALGORITHMS["1wgt"].build(few, s).feed.draw == (None, Draw(1, 7))

@@ -42,4 +42,5 @@ def test_every_command_of_the_readme_takes_the_saved_file(tmp_path, monkeypatch,
         except SystemExit as end:
             assert end.code == 0, words
     assert Path("runs/mine/model.safetensors").exists()
+    assert Path("runs/compare-mine/comparison.png").read_bytes().startswith(b"\x89PNG")
     assert "All" in capsys.readouterr().out

@@ -53,8 +53,8 @@ def train(algorithm, out, problem=None, **changes):
 
 
 def evaluating(algorithm, action):
-    """The problem, with `action(n)` called before its n-th evaluation."""
-    problem, calls = problem_of(algorithm), iter(range(1, 1000))
+    """The problem, with `action(n)` called before its n-th evaluation (0: before the run)."""
+    problem, calls = problem_of(algorithm), iter(range(1000))
 
     def evaluate(params):
         action(next(calls))
@@ -273,7 +273,7 @@ def test_load_fills_another_kind_of_pytree(tmp_path):
 def test_load_of_an_unfinished_run(tmp_path):
     train_until("fedavg", tmp_path / "run", at=4)
     run = mixfl.load(tmp_path / "run")
-    assert (run.status, run.params) == ("running", None)
+    assert (run.status, run.params) == ("failed", None)
     assert [row["round"] for row in run.metrics] == [1, 2, 3]
 
 
@@ -413,7 +413,7 @@ import dataclasses, pathlib, sys, time
 sys.path.insert(0, {str(TINY.parent)!r})
 import tiny_problem
 go = pathlib.Path(__file__).with_name("go")
-calls = 0
+calls = -1  # 0: before the run
 
 def evaluate(params):
     global calls
@@ -537,3 +537,31 @@ def test_no_damage_to_a_checkpoint_goes_unnoticed(tmp_path):
             back += round == 1
     assert len(notes) == back
     assert back >= len(array_files(path / "1"))
+
+
+def test_a_checkpoint_of_another_model_is_refused_and_kept(tmp_path):
+    """The same settings with another model: neither silently used nor deleted."""
+    small = tiny_problem.problem
+    stops = stopping("fedavg", 4)
+    with pytest.raises(StopError):
+        mixfl.train(stops, "fedavg", rounds=6, checkpoint_every=1, out=tmp_path / "r")
+    kept = sorted(p.name for p in (tmp_path / "r" / "checkpoints").iterdir())
+    assert kept
+
+    def init(key):
+        return small.init(key) | {"unused": jnp.zeros(3)}
+
+    larger = dataclasses.replace(small, init=init)
+    with pytest.raises(MixflError, match="another model"):
+        mixfl.train(larger, "fedavg", rounds=6, checkpoint_every=1, out=tmp_path / "r", resume=True)
+    assert sorted(p.name for p in (tmp_path / "r" / "checkpoints").iterdir()) == kept
+
+
+@pytest.mark.parametrize("kind", [np.asarray, jnp.asarray])
+def test_training_can_start_from_given_weights(kind, tmp_path):
+    given = jax.tree.map(kind, tiny_problem.problem.init(jax.random.key(5)))
+    p = dataclasses.replace(tiny_problem.problem, init=lambda key: given)
+    first = mixfl.train(p, "2wgt", rounds=2, out=tmp_path / "r")
+    again = mixfl.train(p, "2wgt", rounds=2, out=tmp_path / "r", resume=True)
+    jax.tree.map(np.testing.assert_array_equal, first.params, again.params)
+    assert np.isfinite(jax.tree.leaves(given)[0]).all()  # not donated away

@@ -114,7 +114,9 @@ def two_way_gt(problem: Problem, s: Settings) -> Algorithm:
             new = scale(-1 / (s.client_lr * steps), delta)
             if aug is not None:
                 new = jax.tree.map(lambda m, a: m - a, new, aug)
-        return jax.tree.map(lambda new, old: jnp.where(sums.steps > 0, new, old), new, gt)
+        return jax.tree.map(
+            lambda new, old: jnp.where(sums.steps > 0, new.astype(old.dtype), old), new, gt
+        )
 
     merge_lr = 1 / len(terms) if s.merge_lr == "auto" else s.merge_lr
     parallel = parallel_training.build(problem, dataclasses.replace(s, merge_lr=merge_lr))

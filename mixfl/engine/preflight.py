@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mixfl.engine.simulator import Simulator, check_params
+from mixfl.engine.simulator import check_params
 from mixfl.errors import MixflError
 from mixfl.optimizers import make
 from mixfl.problem import Problem, Term
@@ -14,7 +14,7 @@ from mixfl.settings import Settings
 BATCH = 3  # unlike most sizes in a model, so that a wrong axis shows
 
 
-def preflight(problem: Problem, s: Settings, simulator: Simulator) -> None:
+def preflight(problem: Problem, s: Settings) -> None:
     hint = ". It must return floating-point arrays only (see docs/models.md)"
     x = attempt("init", lambda: jax.eval_shape(problem.init, jax.random.key(s.seed)), hint)
     check_params(x)

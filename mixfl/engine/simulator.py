@@ -42,6 +42,13 @@ class Simulator:
         """The state before the first round; the model comes from the seed."""
         x = self.problem.init(jax.random.key(self.s.seed))
         check_params(x)
+        return self._state(x)
+
+    def shapes(self) -> Any:
+        """The state's shapes, without its values."""
+        return jax.eval_shape(lambda: self._state(self.problem.init(jax.random.key(self.s.seed))))
+
+    def _state(self, x: Params) -> Any:
         # Own copies: the round donates its input, and states may share arrays with each other.
         return jax.tree.map(lambda a: jax.numpy.array(a, copy=True), self.algorithm.init(x))
 
@@ -111,7 +118,7 @@ class Simulator:
         if not algorithm.feed.clients:
             return 0.0, 0.0
         piece = next(iter(self.feeder.pieces(algorithm, round)))
-        state = jax.eval_shape(self.init)
+        state = self.shapes()
         messages = jax.eval_shape(algorithm.broadcast, state, piece.drawn)
         down = up = 0.0
         for term, message, feed in zip(

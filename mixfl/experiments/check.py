@@ -17,6 +17,7 @@ from mixfl.algorithm import Batches, ClientFeed, Message
 from mixfl.algorithms import ALGORITHMS
 from mixfl.engine import Simulator
 from mixfl.engine.preflight import attempt, check_loss
+from mixfl.engine.simulator import check_params
 from mixfl.errors import MixflError
 from mixfl.problem import Central, Problem, Term
 from mixfl.runs.config import plan
@@ -60,6 +61,7 @@ def check_problem(problem: Problem, s: Settings) -> Iterator[Finding]:
         central_batch=min([BATCH, *(len(t.examples) for t in problem.central if t.examples)]),
     )  # fmt: skip
     x = attempt("init", lambda: problem.init(jax.random.key(s.seed)))
+    check_params(x)
     near = perturbed(x)  # an initial model can be a special point, such as 0
     well = True
     for term in problem.terms:

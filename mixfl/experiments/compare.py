@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from mixfl.engine.preflight import preflight
 from mixfl.errors import Diverged
 from mixfl.runs.config import Plan
 from mixfl.runs.progress import SHOWN, Quiet, number
@@ -35,6 +36,7 @@ def compare(
     """Trial k has the seed of the settings plus k, the same for every algorithm."""
     for plan in plans:  # every mistake shows before the first run begins
         plan.simulator()
+        preflight(plan.problem, plan.settings)
     outcomes = []
     for plan in plans:
         outcome = Outcome(plan.recipe.id)

@@ -84,7 +84,8 @@ def _cap(axis, runs, metric) -> None:
     }
     order = sorted(ends, key=ends.__getitem__)
     if len(order) > 2 and ends[order[-1]] > 3 * ends[order[-2]]:
-        starts = [t[0][metric] for a in order[:-1] for t in runs[a] if t]
+        rows = [r for a in order[:-1] for t in runs[a] for r in t[:1]]
+        starts = [r[metric] for r in rows if r.get(metric) is not None] or [0.0]
         axis.set_ylim(0, 1.2 * max(ends[order[-2]], *starts))
         text = f"off the scale: {NAMES.get(order[-1], order[-1])}, {ends[order[-1]]:.2f} at the end"
         axis.text(0.98, 0.94, text, transform=axis.transAxes, ha="right", fontsize=9, color="#555")

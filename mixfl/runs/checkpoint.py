@@ -25,6 +25,10 @@ from mixfl.errors import MixflError
 KEEP = 3
 
 
+class AnotherModel(Exception):
+    """A checkpoint that is whole, but not of this problem."""
+
+
 class Checkpoints:
     def __init__(self, path: Path, note: Callable[[str], None]):
         import orbax.checkpoint as ocp
@@ -42,6 +46,7 @@ class Checkpoints:
         if self.manager.latest_step() == round:
             return
         leaves = _leaves(state)
+        meta = {**meta, "arrays": _signature(leaves)}
         args = self.ocp.args
         content = args.Composite(
             state=args.StandardSave(leaves),
@@ -60,18 +65,29 @@ class Checkpoints:
         leaves, structure = jax.tree.flatten(like)
         shapes = {_name(i): np.zeros(np.shape(a), a.dtype) for i, a in enumerate(leaves)}
         args = self.ocp.args
+        first = args.Composite(meta=args.JsonRestore())
         wanted = args.Composite(state=args.StandardRestore(shapes), meta=args.JsonRestore())
         rounds = sorted(self.manager.all_steps(), reverse=True)
         for round in rounds:
             try:
+                found = self.manager.restore(round, args=first)
+                saved, expected = found.meta["arrays"], _signature(shapes)
+                if saved["digest"] == _digest({}, saved["names"]) and saved != expected:
+                    raise AnotherModel
                 found = self.manager.restore(round, args=wanted)
                 digest = found.meta.pop("digest")
                 whole = digest == _digest(found.state, found.meta)
                 reason = "its contents have changed"
+            except AnotherModel:
+                raise MixflError(
+                    f"the checkpoint of round {round} in {self.path} is of another model or "
+                    "optimizer (other arrays): choose another --out."
+                ) from None
             except Exception as error:  # whatever a damaged file makes Orbax raise
                 whole, reason = False, _reason(error)
             if whole:
                 state = [jax.numpy.asarray(found.state[_name(i)]) for i in range(len(leaves))]
+                del found.meta["arrays"]
                 return round, jax.tree.unflatten(structure, state), found.meta
             then = "starting anew" if round == rounds[-1] else "going back to the one before it"
             self.note(f"the checkpoint of round {round} is damaged ({reason}): {then}")
@@ -107,6 +123,12 @@ def _name(i: int) -> str:
 
 def _leaves(state: Any) -> dict[str, np.ndarray]:
     return {_name(i): np.asarray(a) for i, a in enumerate(jax.tree.leaves(state))}
+
+
+def _signature(leaves: dict[str, np.ndarray]) -> dict[str, Any]:
+    """Shapes and dtypes; with a digest, so that damage is not taken for another model."""
+    names = {name: [list(a.shape), str(a.dtype)] for name, a in leaves.items()}
+    return {"names": names, "digest": _digest({}, names)}
 
 
 def _digest(leaves: dict[str, np.ndarray], meta: dict[str, Any]) -> str:

@@ -64,18 +64,17 @@ def train(
 def run(plan: Plan, out: Path | None, resume: bool, report: Quiet, label: str = "") -> Result:
     """Everything is checked before anything is written."""
     simulator = plan.simulator()
-    preflight(plan.problem, plan.settings, simulator)
+    preflight(plan.problem, plan.settings)
     # A mistake in it shows now, not after the first rounds.
     before = evaluated(plan.problem, simulator.init().x)
     config = plan.config(simulator)
-    simulator.init()  # its values are looked at, too
     with contextlib.ExitStack() as stack:
         directory = None
         if out is not None:
             directory = RunDirectory(out, config, to_toml(config), resume)
             stack.callback(directory.close)
             if directory.finished:
-                like = jax.eval_shape(simulator.init).x
+                like = simulator.shapes().x
                 params, rows = load_model(out / "model.safetensors", like), read_metrics(out)
                 if read_status(out).get("status") != "finished":  # killed just before it said so
                     directory.set_status("finished", plan.settings.rounds)
