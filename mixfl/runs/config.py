@@ -16,7 +16,7 @@ import tomli_w
 
 import mixfl
 from mixfl.algorithm import Algorithm, Recipe
-from mixfl.algorithms import ALGORITHMS, recipe
+from mixfl.algorithms import recipe
 from mixfl.engine import Simulator
 from mixfl.errors import MixflError, unknown
 from mixfl.problem import Central, Problem
@@ -184,7 +184,3 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
         except (ValueError, RecursionError):  # tomllib's own, and Python's limits
             found[key] = value.strip()
     return found
-
-
-def all_algorithms() -> list[str]:
-    return list(ALGORITHMS)
