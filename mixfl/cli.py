@@ -304,6 +304,9 @@ def main():
     except OSError as error:
         click.echo(f"mixfl: {error.filename or 'a file'}: {error.strerror or error}.", err=True)
         sys.exit(2)
-    except MemoryError:
-        click.echo("mixfl: out of memory: lower cohort_chunk or central_chunk.", err=True)
+    except (MemoryError, RuntimeError) as error:  # XLA says it by a RuntimeError
+        if isinstance(error, RuntimeError) and "Out of memory" not in str(error):
+            raise
+        advice = "lower cohort_chunk or central_chunk, or make the model smaller"
+        click.echo(f"mixfl: out of memory: {advice}.", err=True)
         sys.exit(2)

@@ -683,7 +683,8 @@ def test_any_store(tmp_path_factory, data):
 
 
 @pytest.mark.parametrize(
-    "optimizer", ["lbfgs", "adam(b1='x')", "sgd(momentum={[]: 1})", "sgd(lr=1, lr=2)", "adam(1)"]
+    "optimizer",
+    ["noisy_sgd", "lbfgs", "adam(b1='x')", "sgd(momentum={[]: 1})", "sgd(lr=1, lr=2)", "adam(1)"],
 )
 def test_an_optimizer_that_cannot_work_is_found_before_anything_is_written(optimizer, tmp_path):
     out = tmp_path / "run"
@@ -718,3 +719,15 @@ def test_a_users_file_is_run_once_by_a_comparison(mixfl_command):
     code, _ = mixfl_command("compare", task, "--algorithms", "fedavg,pt", "--out", "both")
     assert code == 0
     assert Path("loaded").read_text() == "once "
+
+
+def test_running_out_of_memory_is_a_message(monkeypatch, mixfl_command):
+    from mixfl.runs import config
+
+    def plan(*_, **__):
+        raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 51539607552 bytes.")
+
+    monkeypatch.setattr(config, "plan", plan)
+    code, err = mixfl_command("run", own(), "--algorithm", "pt", "--out", "run")
+    assert code == 2
+    assert "out of memory: lower" in err

@@ -30,6 +30,11 @@ def preflight(problem: Problem, s: Settings) -> None:
             lambda opt=opt: jax.eval_shape(lambda x: opt.step(x, x, opt.init(x)), x),
             ". It must work with a gradient, its state and the parameters alone",
         )
+        state = jax.tree.leaves(jax.eval_shape(opt.init, x))
+        if any(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in state):
+            raise MixflError(
+                f"{key} = {getattr(s, key)}: optimizers that draw at random don't work."
+            )
 
 
 def check_loss(term: Term, x) -> None:
