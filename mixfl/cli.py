@@ -19,7 +19,7 @@ ALGORITHMS = "fedavg, pt, 1wgt, 2wgt, example-transfer, oracle, central, pretrai
 def cli():
     """Mixed federated learning: train one model on clients' data and at the server.
 
-    TASK is the name of a task (smile) or path.py:problem, a mixfl.Problem of your own.
+    TASK is the name of a task (smile, text, movie) or path.py:problem, a mixfl.Problem of your own.
     """
 
 

@@ -20,12 +20,19 @@ Params = Any  # a pytree of floating-point arrays
 
 @dataclass(frozen=True, eq=False)
 class Federated:
-    """w x mean over clients of f_i; each f_i is the mean of `loss` over the client's examples."""
+    """w x mean over clients of f_i; each f_i is the mean of `loss` over the client's examples.
+
+    `rows` marks parameters as tables of which a client needs only the rows that its own data
+    names (embeddings), by the columns that name them: {"movies": ("context", "movie")}. Such a
+    parameter is used by the loss only as params["movies"][batch["context"]] and the like: what a
+    client gets is a table of its own rows, and batches whose numbers point into that.
+    """
 
     loss: Callable
     clients: ClientData
     weight: float = 1.0
     name: str = "federated"
+    rows: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def __post_init__(self):
         _check_term(self)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import mixfl
-from mixfl.data import synthetic
+from mixfl.data.synthetic.faces import faces
 from mixfl.experiments.compare import Outcome, compare, interval, rows
 from mixfl.runs.config import plan
 from mixfl.runs.progress import Quiet
@@ -41,8 +41,8 @@ def test_evaluation_in_chunks_is_evaluation_at_once(monkeypatch):
 
 
 def test_faces_are_a_function_of_the_seed():
-    one, two = (synthetic.faces(3, 4, size=16, seed=5) for _ in range(2))
-    other = synthetic.faces(3, 4, size=16, seed=6)
+    one, two = (faces(3, 4, size=16, seed=5) for _ in range(2))
+    other = faces(3, 4, size=16, seed=6)
     assert all((one[k] == two[k]).all() for k in one)
     assert one["image"].shape != other["image"].shape or (one["image"] != other["image"]).any()
 

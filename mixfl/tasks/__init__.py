@@ -18,7 +18,7 @@ from typing import Any
 from mixfl.errors import MixflError, unknown
 from mixfl.problem import Problem
 
-TASKS = {"smile": "mixfl.tasks.smile"}
+TASKS = {name: f"mixfl.tasks.{name}" for name in ("smile", "text", "movie")}
 PRESETS = Path(__file__).parent / "presets"
 
 

@@ -14,10 +14,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mixfl.data import synthetic
 from mixfl.data.examples import ClientData, Examples
+from mixfl.data.synthetic.faces import faces
 from mixfl.errors import MixflError, unknown
 from mixfl.problem import Central, Federated, Problem
+from mixfl.tasks.options import check
 
 INPUTS = ("standardized", "unit")
 EVAL_CHUNK = 1000
@@ -37,24 +38,19 @@ class Options:
     def __post_init__(self):
         if self.inputs not in INPUTS:
             raise unknown("value of inputs", self.inputs, INPUTS)
-        for name, kind, least, most in (
-            ("hidden", int, 1, 65536), ("image_size", int, 8, 512), ("clients", int, 2, 10**6),
-            ("per_client", int, 2, 10**6), ("difficulty", float, 0, 1), ("held_out", float, 0, 1),
-            ("data_seed", int, 0, 2**63),
-        ):  # fmt: skip
-            value = getattr(self, name)
-            number = isinstance(value, int if kind is int else (int, float))
-            if isinstance(value, bool) or not number or not least <= value <= most:
-                noun = "a whole number" if kind is int else "a number"
-                raise MixflError(f"{name} = {value!r}: expected {noun} from {least} to {most}.")
+        check(
+            self, int, hidden=(1, 65536), image_size=(8, 512), clients=(2, 10**6),
+            per_client=(2, 10**6), data_seed=(0, 2**63),
+        )  # fmt: skip
+        check(self, float, difficulty=(0, 1), held_out=(0, 1))
 
 
 def problem(options: Options = Options(), data: Path | None = None) -> Problem:  # noqa: B008
     """From a client store with the columns `image` and `smiling`, or synthetic faces."""
-    faces = _synthetic(options) if data is None else _opened(data)
-    order = np.random.default_rng(options.data_seed).permutation(len(faces))
-    test = max(1, round(options.held_out * len(faces)))
-    train, held_out = faces.select(np.sort(order[test:])), faces.select(np.sort(order[:test]))
+    people = _synthetic(options) if data is None else _opened(data)
+    order = np.random.default_rng(options.data_seed).permutation(len(people))
+    test = max(1, round(options.held_out * len(people)))
+    train, held_out = people.select(np.sort(order[test:])), people.select(np.sort(order[:test]))
     smiling = train.where(lambda c: c["smiling"] == 1, "smiling")
     unsmiling = train.where(lambda c: c["smiling"] == 0, "smiling").examples
     for label, images in (("smiling", smiling.examples), ("unsmiling", unsmiling)):
@@ -64,7 +60,7 @@ def problem(options: Options = Options(), data: Path | None = None) -> Problem: 
                 f"(held_out = {options.held_out:g}), or give data with both labels."
             )
 
-    size = int(np.prod(faces.examples.columns["image"].shape))
+    size = int(np.prod(people.examples.columns["image"].shape))
     mean, scale = _statistics(smiling, unsmiling, options.inputs)
     loss = partial(image_loss, mean=mean, scale=scale)
     return Problem(
@@ -79,19 +75,19 @@ def problem(options: Options = Options(), data: Path | None = None) -> Problem: 
 
 
 def _synthetic(o: Options) -> ClientData:
-    faces = synthetic.faces(
+    drawn = faces(
         o.clients, o.per_client, size=o.image_size, difficulty=o.difficulty, seed=o.data_seed
     )
-    client = faces.pop("client")
-    return ClientData.from_arrays(faces, client=client)
+    client = drawn.pop("client")
+    return ClientData.from_arrays(drawn, client=client)
 
 
 def _opened(path: Path) -> ClientData:
-    faces = ClientData.open(path)
-    missing = {"image", "smiling"} - set(faces.examples.columns)
+    people = ClientData.open(path)
+    missing = {"image", "smiling"} - set(people.examples.columns)
     if missing:
         raise MixflError(f"{path} lacks the columns {sorted(missing)} of the smile task.")
-    return faces
+    return people
 
 
 def _statistics(smiling: ClientData, unsmiling: Examples, inputs: str):
