@@ -32,6 +32,7 @@ class Batches(NamedTuple):
 class ClientFeed(NamedTuple):
     batches: Batches  # the client's own
     share: Any = None  # example transfer: central examples, dict of arrays [steps, batch, ...]
+    rows: Any = None  # row-sparse: per table, the rows that the batches name (see sparse.py)
 
 
 class Message(NamedTuple):
@@ -45,6 +46,7 @@ class Upload(NamedTuple):
     steps: Any  # K_i
     grads: Params | None  # sum of the client's own gradients, where Delta_i does not tell it
     loss: Any  # sum over the steps of the client's own loss
+    rows: Any = None  # row-sparse: per table, the rows that delta has
 
 
 class Sums(NamedTuple):
@@ -55,6 +57,7 @@ class Sums(NamedTuple):
     delta: Params | None  # Delta_i, where an algorithm needs it beside p_i Delta_i
     grads: Params | None
     steps: Any  # K_i
+    weighted_steps: Any  # p_i K_i
     loss: Any
     clients: Any  # clients that took a step
 
@@ -77,6 +80,7 @@ class Feed(NamedTuple):
     clients: bool = True  # a cohort of each population
     share: bool = False  # and central examples dealt out to its clients
     draw: tuple[Draw | None, ...] = ()  # per term, batches drawn at the server
+    rows: bool = True  # of a table, a client's steps use only the rows named in its own data
 
 
 class Algorithm(NamedTuple):
@@ -110,7 +114,7 @@ class Recipe:
 RUN_KEYS = frozenset({"rounds", "seed", "eval_every", "checkpoint_every", "devices"})
 CLIENT_KEYS = frozenset(
     {"cohort_size", "client_batch", "local_steps", "client_lr", "client_opt", "weighting",
-     "cohort_chunk", "server_lr", "server_opt", "w_f"}
+     "cohort_chunk", "server_lr", "server_opt", "w_f", "tables"}
 )  # fmt: skip
 BATCH_KEYS = frozenset({"central_batch", "central_chunk", "w_c"})
 CENTRAL_KEYS = BATCH_KEYS | {"central_steps", "central_lr", "central_opt"}

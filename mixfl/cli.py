@@ -155,6 +155,34 @@ def check(task, preset, data, assignments):
 
 
 @cli.command()
+@click.argument("task")
+@click.option("--preset", default="paper", show_default=True, metavar="P", help="Settings.")
+@click.option("--data", metavar="DIR", help="Prepared data; without it, synthetic data.")
+@click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Any key.")
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+def costs(task, preset, data, assignments, as_json):
+    """What a client of TASK computes and sends: by the paper's formulas (movie), and counted."""
+    import json
+
+    from mixfl.runs.config import parse_assignments
+    from mixfl.runs.progress import steps
+
+    given = parse_assignments(assignments)
+    start_jax(given)
+    from mixfl.experiments import costs as counting
+
+    with steps() as report:
+        found = counting.costs(task, preset, data, given, report)
+    if as_json:
+        click.echo(json.dumps(counting.as_json(found), indent=2))
+        return
+    for title, header, rows in counting.tables(found):
+        print_table(header, rows, title=title)
+    for line in counting.notes(found):
+        click.echo(line)
+
+
+@cli.command()
 @click.argument("task", required=False)
 def keys(task):
     """List the keys for --set, with their defaults (and TASK's own)."""
@@ -175,9 +203,72 @@ def keys(task):
         ],
     )
     if task and found.options:
-        rows = [[k, str(v), str(preset.get(k, ""))] for k, v in found.options.items()]
-        print_table(["key", "default", "preset cpu"], rows, title=f"keys of {task}")
+        rows = [
+            [k, str(v), str(preset.get(k, "")), found.help.get(k, "")]
+            for k, v in found.options.items()
+        ]
+        print_table(["key", "default", "preset cpu", "meaning"], rows, title=f"keys of {task}")
         click.echo(f"presets: {', '.join(found.presets)} (cpu if none is given)")
+
+
+@cli.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option(
+    "--history",
+    required=True,
+    metavar="ID,ID,...",
+    help="Movies seen, oldest first: numbers or, where titles are known, parts of them.",
+)
+@click.option(
+    "--top",
+    type=click.IntRange(min=1),
+    default=10,
+    show_default=True,
+    metavar="N",
+    help="How many movies to recommend.",
+)
+@click.option(
+    "--movies",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="MovieLens' movies.dat, for titles; without it, the titles of the run's data.",
+)
+def recommend(run, history, top, movies):
+    """Recommend movies with the model of RUN, the folder of a finished movie run."""
+    from mixfl.runs.directory import load
+    from mixfl.tasks.recommendation import recommend as best
+
+    found = load(run)
+    seen, recommended = best(found.config, found.params, history, top, movies)
+    click.echo("seen: " + "; ".join(f"{m.movie} {m.title}".strip() for m in seen))
+    rows = [[m.title, str(m.movie), f"{m.score:.3f}"] for m in recommended]
+    if any(m.title for m in recommended):
+        print_table(["title", "movie", "score"], rows)
+    else:
+        print_table(["movie", "score"], [row[1:] for row in rows])
+
+
+@cli.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--prompt", default="", metavar="TEXT", help="What the text begins with.")
+@click.option("--length", default=300, show_default=True, metavar="N", help="Characters to add.")
+@click.option(
+    "--temperature",
+    default=0.7,
+    show_default=True,
+    metavar="T",
+    help="Below 1: the likelier characters; 0: always the likeliest.",
+)
+@click.option("--seed", default=0, show_default=True, metavar="N", help="Of the draws.")
+def sample(run, prompt, length, temperature, seed):
+    """Let the trained model of RUN, a folder of a run of the text task, write text."""
+    start_jax({})
+    from mixfl.experiments.sample import sample as generate
+
+    text, unknown = generate(run, prompt, length, temperature, seed)
+    click.echo(prompt + text)
+    if unknown:
+        click.echo(f"Not in the vocabulary, read as unknown: {unknown!r}", err=True)
 
 
 @cli.group()
@@ -203,7 +294,8 @@ def data():
     metavar="PATH",
     help="The store to write; it must not exist.",
 )
-@click.option("--group", metavar="N", help="Join N clients into one.")
+@click.option("--group", metavar="N", help="Join N clients into one; CelebA: 3 if not given.")
+@click.option("--group-examples", metavar="N", help="Join clients until they have N examples.")
 @click.option("--split", metavar="BY", help="client:F, example:F or official: hold out a part.")
 @click.option("--partition", metavar="P", help="iid:N or dirichlet:A:N, for data without clients.")
 @click.option("--client", metavar="NAME", help="The column that names a row's client.")

@@ -85,7 +85,9 @@ class Problem:
     """What to train: the initial model, the terms, and how a model is judged.
 
     `evaluate(params)` returns a dict of numbers, for instance {"loss": ..., "auc": ...} or
-    {"wikipedia/accuracy": ...}. `settings` are defaults for this problem's runs.
+    {"wikipedia/accuracy": ...}. `settings` are defaults for this problem's runs. `files` are
+    texts that a trained model is of no use without (a vocabulary), by the names under which they
+    are kept with a run; a run that is resumed must have the same.
     """
 
     init: Callable[[Any], Params]  # key -> params
@@ -93,6 +95,7 @@ class Problem:
     evaluate: Callable[[Params], Mapping[str, Any]] | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
     name: str = "problem"
+    files: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self):
         terms = tuple(self.terms)

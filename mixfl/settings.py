@@ -10,6 +10,7 @@ from mixfl.errors import MixflError, unknown
 
 Auto = Literal["auto"]
 WEIGHTINGS = ("examples", "steps", "uniform")
+TABLES = ("auto", "rows", "dense")
 LARGEST = {int: 2**63 - 1, float: sys.float_info.max}
 
 
@@ -53,6 +54,9 @@ class Settings:
     central_opt: Any = key("sgd", "CentralOpt", kind=str)
     merge_opt: Any = key("sgd", "MergeOpt", kind=str)
     weighting: str = key("examples", "weight of a client: examples, steps or uniform", kind=str)
+    tables: str = key(
+        "auto", "tables at clients: rows (their own only), dense; auto: rows where exact", kind=str
+    )
     pretrain_rounds: int | Auto = key(
         "auto", "rounds of `central` before `fedavg`; auto: half", kind=int, least=0, auto=True
     )
@@ -75,6 +79,8 @@ class Settings:
             object.__setattr__(self, f.name, _checked(f, getattr(self, f.name)))
         if self.weighting not in WEIGHTINGS:
             raise unknown("weighting", self.weighting, WEIGHTINGS)
+        if self.tables not in TABLES:
+            raise unknown("value of tables", self.tables, TABLES)
 
     @property
     def eta_c(self) -> float:

@@ -111,8 +111,10 @@ def client_update(term: Term, s: Settings, message: Message, feed: ClientFeed, g
 def weighted_summand(upload: Upload) -> Sums:
     """What FedAvg needs of one client."""
     weighted = scale(upload.weight, upload.delta)
-    took_part = jnp.minimum(upload.steps, 1.0)
-    return Sums(weighted, upload.weight, None, upload.grads, upload.steps, upload.loss, took_part)
+    return Sums(
+        weighted, upload.weight, None, upload.grads, upload.steps, upload.weight * upload.steps,
+        upload.loss, jnp.minimum(upload.steps, 1.0),
+    )  # fmt: skip
 
 
 def mean_delta(sums: Sums):

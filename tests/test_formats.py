@@ -3,6 +3,7 @@
 import csv
 import gzip
 import io
+import itertools
 import json
 import shutil
 import sqlite3
@@ -81,6 +82,53 @@ def test_movielens_1m(tmp_path):
     assert all(a.dtype == np.int32 for columns in found.values() for a in columns.values())
 
 
+MOVIES = "1::Toy Story (1995)::Animation|Comedy\n73::Misérables, Les (1995)::Drama\n"
+ITEMS = "1|Toy Story (1995)|01-Jan-1995||http://x|0|1\n267|unknown||||1|0\n"
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-8"])
+@pytest.mark.parametrize("name", ["movies.dat", "movies.dat.gz"])
+def test_titles_of_movies(tmp_path, name, encoding):
+    path = write(tmp_path / "ml" / "ratings.dat", RATINGS)
+    write(tmp_path / "ml" / name, MOVIES, encoding)
+    made("movielens", path, tmp_path / "s", split="example:0.5")
+    titles = {"1": "Toy Story (1995)", "73": "Misérables, Les (1995)"}
+    for part in ("train", "test"):
+        assert json.loads((tmp_path / "s" / part / "titles.json").read_text()) == titles
+    assert "1 = Toy Story (1995), 73 = Mis" in info(tmp_path / "s")[-1]
+
+
+def test_titles_of_movielens_100k_and_none(tmp_path):
+    path = write(tmp_path / "ml" / "u.data", "1\t2\t3\t4\n1\t3\t3\t5\n")
+    write(tmp_path / "ml" / "movies.dat", "of another data set")
+    made("movielens", path, tmp_path / "none")
+    assert not (tmp_path / "none" / "titles.json").exists()
+    write(tmp_path / "ml" / "u.item", ITEMS, "latin-1")
+    made("movielens", tmp_path / "ml", tmp_path / "s")
+    found = json.loads((tmp_path / "s" / "titles.json").read_text())
+    assert found == {"1": "Toy Story (1995)", "267": "unknown"}
+
+
+@pytest.mark.parametrize(
+    ("ratings", "name", "line"),
+    [
+        ("ratings.dat", "movies.dat", "3::Heat"),
+        ("ratings.dat", "movies.dat", "x::Heat (1995)::Crime"),
+        ("ratings.dat", "movies.dat", "0::Heat (1995)::Crime"),
+        ("ratings.dat", "movies.dat", "3:: ::Crime"),
+        ("ratings.dat", "movies.dat", "3|Heat (1995)|Crime"),
+        ("ratings.dat", "movies.dat", ""),
+        ("u.data", "u.item", "3|Heat (19"),
+        ("u.data", "u.item", "3::Heat (1995)::Crime"),
+    ],
+)
+def test_damaged_titles(tmp_path, ratings, name, line):
+    good = {"movies.dat": MOVIES, "u.item": ITEMS}[name]
+    write(tmp_path / "ml" / ratings, RATINGS)
+    write(tmp_path / "ml" / name, good + line + "\n", "latin-1")
+    fails("movielens", tmp_path / "ml", tmp_path, f"{name}, line 3", "title")
+
+
 def test_movielens_context_is_the_last_ten(tmp_path):
     rows = "".join(f"7::{m}::4::{1000 + m}\n" for m in reversed(range(1, 14)))
     found = made("movielens", write(tmp_path / "ratings.dat.gz", rows), tmp_path / "s")["7"]
@@ -146,7 +194,7 @@ def celeba(folder, identities=(3, 1, 3, 1, 20), missing=(), size=(178, 218)):
 
 def test_celeba(tmp_path):
     source = celeba(tmp_path / "celeba", missing=(3,))
-    result = prepare("celeba", source, tmp_path / "s", options={})
+    result = prepare("celeba", source, tmp_path / "s", options={"group": 1})
     assert result.skipped == {"rows without an image": 1}
     found = contents(tmp_path / "s")
     assert list(found) == ["1", "3", "20"]
@@ -157,6 +205,17 @@ def test_celeba(tmp_path):
         assert np.abs(found[client]["image"][row].astype(int) - colour).max() <= 3
         assert found[client]["smiling"][row] == image % 2
     assert result.lines()[0].endswith("3 clients, 4 examples")
+
+
+def test_three_identities_are_a_client_unless_said_otherwise(tmp_path):
+    source = celeba(tmp_path / "celeba", identities=(1, 2, 3, 4, 5, 6, 7), size=(9, 9))
+    assert list(made("celeba", source, tmp_path / "a", size=4)) == ["1..3", "4..7"]
+    assert list(made("celeba", source, tmp_path / "b", size=4, group="2")) == [
+        "1..2", "3..4", "5..6", "7"
+    ]  # fmt: skip
+    assert list(made("celeba", source, tmp_path / "c", size=4, partition="iid:5")) == list("01234")
+    more = made("celeba", source, tmp_path / "d", size=4, group_examples=4)
+    assert list(more) == ["1..7"]
 
 
 def test_celeba_official_split_other_layout_and_size(tmp_path):
@@ -170,7 +229,7 @@ def test_celeba_official_split_other_layout_and_size(tmp_path):
         (source / part).mkdir(parents=True)
         for name in names:
             (flat / name).rename(source / part / name)  # fmt: skip
-    found = made("celeba", source, tmp_path / "s", split="official", size=8)
+    found = made("celeba", source, tmp_path / "s", split="official", size=8, group=1)
     assert {part: list(clients) for part, clients in found.items()} == {
         "train": ["1", "3"], "valid": ["1"], "test": ["20"],
     }  # fmt: skip
@@ -606,12 +665,13 @@ def test_tff_celeba(tmp_path):
         ("split_by_examples_test", "9", b"x"),
     ]
     path = tff(tmp_path / "celeba.sqlite", rows)
-    found = made("tff-celeba", path, tmp_path / "s")
+    assert list(made("tff-celeba", path, tmp_path / "grouped")) == ["7..10"]
+    found = made("tff-celeba", path, tmp_path / "s", group=1)
     assert list(found) == ["7", "9", "10"]
     np.testing.assert_array_equal(found["9"]["image"], images[2:])
     assert [c["smiling"].tolist() for c in found.values()] == [[0], [0], [1]]
     assert found["9"]["image"].dtype == found["9"]["smiling"].dtype == np.uint8
-    split = made("tff-celeba", path, tmp_path / "t", split="official")
+    split = made("tff-celeba", path, tmp_path / "t", split="official", group=1)
     assert {k: list(v) for k, v in split.items()} == {"test": ["7"], "train": ["9", "10"]}
 
 
@@ -670,12 +730,120 @@ ALL = sorted(c * 100 + r for r in range(6) for c in range(10))
 
 
 def test_group_sizes():
-    assert group_sizes(9, 3) == [3, 3, 3]
-    assert group_sizes(10, 3) == [3, 3, 4]
-    assert group_sizes(11, 3) == [3, 3, 3, 2]
-    assert group_sizes(6, 4) == [4, 2]
-    assert group_sizes(5, 4) == [5]
-    assert group_sizes(1, 4) == [1]
+    def sizes(clients, size):
+        return group_sizes([("", 1)] * clients, size)
+
+    assert sizes(9, 3) == [3, 3, 3]
+    assert sizes(10, 3) == [3, 3, 4]
+    assert sizes(11, 3) == [3, 3, 3, 2]
+    assert sizes(6, 4) == [4, 2]
+    assert sizes(5, 4) == [5]
+    assert sizes(1, 4) == [1]
+
+
+def test_groups_of_at_least_so_many_examples():
+    def sizes(counts, size=1, examples=1):
+        return group_sizes([("", n) for n in counts], size, examples)
+
+    assert sizes([9, 1, 1, 8, 9], examples=9) == [1, 3, 1]
+    assert sizes([9, 1, 1, 8, 3, 4], examples=9) == [1, 5]  # what is left is too little
+    assert sizes([1, 2], examples=9) == [2]  # there is no group that it could join
+    assert sizes([9, 9, 9, 1, 1, 9], size=2, examples=9) == [2, 2, 2]
+    assert sizes([4, 4, 4, 4, 4, 4], size=2, examples=9) == [3, 3]
+    assert sizes([9, 9, 9, 9, 9], size=2, examples=9) == [2, 2, 1]
+    sites = [("a", 5), ("a", 1), ("a", 6), ("b", 1), ("c", 6), ("c", 1)]
+    assert group_sizes(sites, 1, 6) == [2, 1, 1, 2]
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 9)), min_size=1, max_size=60),
+    st.integers(1, 5), st.integers(1, 20),
+)  # fmt: skip
+def test_groups_are_whole_of_one_site_and_large_enough(clients, size, examples):
+    clients = sorted(clients, key=lambda client: client[0])
+    groups = group_sizes(clients, size, examples)
+    assert sum(groups) == len(clients)
+    at = np.cumsum([0, *groups])
+    found = [clients[a:b] for a, b in itertools.pairwise(at)]
+    for group in found:
+        sites = {site for site, _ in group}
+        assert len(sites) == 1
+        alone = sum({site for site, _ in other} == sites for other in found) == 1
+        assert alone or (2 * len(group) >= size and sum(n for _, n in group) >= examples)
+
+
+def by_site(path, text="x" * 21):
+    """Sites s9 and s10 with users that have 1, 2, 3, ... texts of two sequences of ten."""
+    rows = [
+        {"site": site, "user": user, "texts": [text] * user}
+        for site in ("s10", "s9") for user in range(1, 8)
+    ]  # fmt: skip
+    return write(path, "".join(json.dumps(r) + "\n" for r in rows))
+
+
+def test_texts_are_joined_within_a_site(tmp_path):
+    path = by_site(tmp_path / "t.jsonl")
+    found = made("text-by-user", path, tmp_path / "s", length=10, group_examples=20)
+    assert {c: len(x["text"]) for c, x in found.items()} == {
+        "s9/1..s9/4": 20, "s9/5..s9/7": 36, "s10/1..s10/4": 20, "s10/5..s10/7": 36,
+    }  # fmt: skip
+    by_number = made("text-by-user", path, tmp_path / "n", length=10, group=5)
+    assert list(by_number) == ["s9/1..s9/7", "s10/1..s10/7"]
+    both = made("text-by-user", path, tmp_path / "b", length=10, group_examples=20, group=6)
+    assert list(both) == ["s9/1..s9/7", "s10/1..s10/7"]
+
+
+def test_sites_are_kept_apart_whatever_their_names(tmp_path):
+    users = [("a/b", "c"), ("a", "b/c"), ("a/b", "d"), ("a", "d"), ("7", "1"), ("07", "2")]
+    rows = [{"site": s, "user": u, "text": f"{s}:{u}"} for s, u in users]
+    rows.append({"user": "7/3", "text": ":7/3"})
+    path = write(tmp_path / "t.jsonl", "".join(json.dumps(r) + "\n" for r in rows))
+    found = made("text-by-user", path, tmp_path / "s", group=9)
+    groups = [{text.split(":")[0] for text in chars(x["text"])} for x in found.values()]
+    assert sorted(map(sorted, groups)) == [[""], ["07"], ["7"], ["a"], ["a/b"]]
+
+
+def test_held_out_clients_of_uneven_groups_are_disjoint(tmp_path):
+    path, seen = by_site(tmp_path / "t.jsonl"), []
+    options = {"length": 10, "group_examples": 12, "split": "client:0.3"}
+    prepare("text-by-user", path, tmp_path / "s", options=options, report=lambda *s: seen.append(s))
+    parts = {name: contents(tmp_path / "s" / name) for name in ("train", "test")}
+    assert {name: len(clients) for name, clients in parts.items()} == {"train": 6, "test": 2}
+    assert not set(parts["train"]) & set(parts["test"])
+    assert sum(len(c["text"]) for p in parts.values() for c in p.values()) == 112
+    assert {text for *_, text in seen} == {
+        "reading t.jsonl",
+        "counting examples",
+        "writing clients",
+    }
+    assert seen[-1] == (8, 8, "writing clients")
+
+
+def test_examples_are_counted_as_they_are_made(tmp_path):
+    """In each format: no group ends before it has enough, and none goes on after it."""
+    so = [("train", str(i), proto(tokens=[b"t" * (8 * i + 1)])) for i in range(1, 9)]
+    speech = {str(i): {"x": ["to be or not"] * i, "y": ["o"] * i} for i in range(1, 9)}
+    sources = {
+        "tff-stackoverflow": tff(tmp_path / "so.sqlite", so),
+        "leaf": write(tmp_path / "b.json", leaf(speech)),
+        "movielens": write(tmp_path / "r.dat", "".join(
+            f"{u}::{m + 1}::4::{m}\n" for u in range(1, 9) for m in range(u))),
+        "table": write(tmp_path / "t.csv", "client,x\n" + "".join(
+            f"{c},1\n" * c for c in range(1, 9))),
+        "wikipedia": write(tmp_path / "w.jsonl", "".join(
+            json.dumps({"id": i, "text": "w" * 7 * i}) + "\n" for i in range(1, 9))),
+    }  # fmt: skip
+    for format, source in sources.items():
+        length = {} if format in ("movielens", "table") else {"length": 5}
+        single = made(format, source, tmp_path / f"{format}-1", **length)
+        sizes = [len(next(iter(c.values()))) for c in single.values()]
+        joined = made(format, source, tmp_path / f"{format}-8", group_examples=8, **length)
+        expected = group_sizes([("", n) for n in sizes], 1, 8)
+        names, at = list(single), 0
+        for name, size in zip(joined, expected, strict=True):
+            first, last = names[at], names[at + size - 1]
+            assert name == (first if size == 1 else f"{first}..{last}")
+            at += size
 
 
 def test_groups_in_order_of_id(tmp_path):
@@ -762,6 +930,7 @@ def test_limit_and_progress(tmp_path):
     [
         ({"group": 0}, ["group", "whole number"]),
         ({"group": "x"}, ["group"]),
+        ({"group_examples": 0}, ["group_examples", "whole number"]),
         ({"size": 3}, ["no option 'size'", "client"]),
         ({"split": "client"}, ["client:0.1"]),
         ({"split": "client:1.5"}, ["client:1.5"]),
@@ -841,13 +1010,14 @@ def rows_of(n, name):
     [("movielens", "ratings.dat"), ("table", "t.csv"), ("text-by-user", "t.jsonl"),
      ("wikipedia", "w.jsonl"), ("leaf", "a.json")],
 )  # fmt: skip
-def test_memory_stays_flat(tmp_path, monkeypatch, format, name):
+@pytest.mark.parametrize("options", [{}, {"group_examples": 60}])
+def test_memory_stays_flat(tmp_path, monkeypatch, format, name, options):
     monkeypatch.setattr(store, "BATCH_BYTES", 1 << 13)
 
     def peak(n):
         path = write(tmp_path / str(n) / name, rows_of(n, name))
         tracemalloc.start()
-        prepare(format, path, tmp_path / f"s{n}", options={})
+        prepare(format, path, tmp_path / f"s{n}", options=options)
         most = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         return most
@@ -903,11 +1073,31 @@ def a_store_or_an_error(format, name, data, **options):
 
 @pytest.mark.parametrize("format", VALID)
 @settings(max_examples=150, deadline=None)
-@given(changes=MUTATION, noise=st.binary(max_size=80), group=st.integers(1, 3))
-def test_fuzz_mutations(format, changes, noise, group):
+@given(
+    changes=MUTATION, noise=st.binary(max_size=80), group=st.integers(1, 3), least=st.integers(1, 4)
+)  # fmt: skip
+def test_fuzz_mutations(format, changes, noise, group, least):
     name, data = VALID[format]
-    a_store_or_an_error(format, name, mutated(data, changes), group=group)
-    a_store_or_an_error(format, name, noise, group=group)
+    given = {"group": group, "group_examples": least}
+    a_store_or_an_error(format, name, mutated(data, changes), **given)
+    a_store_or_an_error(format, name, noise, **given)
+
+
+@settings(max_examples=100, deadline=None)
+@given(changes=MUTATION, which=st.integers(0, 1))
+def test_fuzz_titles(changes, which):
+    ratings, name = [("ratings.dat", "movies.dat"), ("u.data", "u.item")][which]
+    data = mutated([MOVIES, ITEMS][which].encode("latin-1"), changes)
+    with tempfile.TemporaryDirectory() as folder:
+        source = write(Path(folder) / "in" / ratings, RATINGS)
+        source.with_name(name).write_bytes(data)
+        try:
+            prepare("movielens", source, Path(folder) / "s", options={})
+        except MixflError as error:
+            assert f"{name}, line" in str(error)
+        else:
+            json.loads((Path(folder) / "s" / "titles.json").read_text(encoding="utf-8"))
+            assert info(Path(folder) / "s")
 
 
 @pytest.mark.parametrize(

@@ -69,6 +69,40 @@ def test_the_demo_shows_the_papers_effect(tmp_path):
         assert abs(auc[mixed] - auc["oracle"]) <= 0.01, auc
 
 
+@pytest.mark.slow
+def test_preset_cpu_shows_the_papers_effect_and_the_bias_of_parallel_training(tmp_path):
+    ids, problems = ["fedavg", "pt", "1wgt", "2wgt", "oracle"], {}
+    plans = [plan("smile", a, preset="cpu", problems=problems) for a in ids]
+    outcomes = {o.algorithm: o for o in compare(plans, tmp_path, 1, False, Quiet())}
+    auc = {a: o.final("eval/auc")[0] for a, o in outcomes.items()}
+    loss = {a: o.final("eval/loss")[0] for a, o in outcomes.items()}
+    assert auc["fedavg"] <= 0.75
+    for mixed in ("pt", "1wgt", "2wgt"):
+        assert abs(auc[mixed] - auc["oracle"]) <= 0.01, auc
+    assert loss["pt"] > max(loss["1wgt"], loss["2wgt"]), loss
+
+
+def test_inputs_by_the_statistics_that_each_setting_allows():
+    """Each pixel has mean 0 and deviation 1, over both halves or over the central one."""
+
+    def inputs(kind):
+        o = smile.Options(image_size=12, clients=60, per_client=20, inputs=kind)
+        p = smile.problem(o)
+        mean, scale = (p.terms[0].loss.keywords[k] for k in ("mean", "scale"))
+        halves = [t.all()["image"] for t in (p.populations[0].examples, p.central[0].examples)]
+        return [(x.reshape(len(x), -1) - mean) * scale for x in halves]
+
+    federated, central = inputs("standardized")
+    assert np.abs(federated.mean(0) + central.mean(0)).max() < 1e-4
+    federated, central = inputs("central")
+    assert np.abs(central.mean(0)).max() < 1e-4
+    assert np.abs(central.std(0) - 1).max() < 0.2  # scaled by 1 / (deviation + 1 of 255)
+    assert np.abs(federated.mean(0)).max() > 0.1  # the clients' own mean is not taken away
+    federated, central = inputs("unit")
+    assert min(federated.min(), central.min()) >= 0
+    assert max(federated.max(), central.max()) <= 1
+
+
 def test_compare_pairs_trials_and_reports_divergence(tmp_path):
     plans = [
         plan("smile", a, given=dict(

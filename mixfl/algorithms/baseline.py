@@ -30,4 +30,5 @@ def baseline(problem: Problem, s: Settings) -> Algorithm:
 
         return client_update(term, s, message, feed, grad)
 
-    return fed_avg.build(problem, s)._replace(client=client)
+    algorithm = fed_avg.build(problem, s)
+    return algorithm._replace(client=client, feed=algorithm.feed._replace(rows=False))

@@ -36,7 +36,7 @@ def info(store: Path) -> list[str]:
         f"mean {sizes.mean():,.1f}, max {sizes.max():,}",
         *histogram(sizes),
     ]
-    return lines + labels(store)
+    return lines + names(store)
 
 
 def histogram(sizes: np.ndarray) -> list[str]:
@@ -60,11 +60,15 @@ def histogram(sizes: np.ndarray) -> list[str]:
     ]
 
 
-def labels(store: Path) -> list[str]:
-    """The names of the classes, where the format has names."""
-    try:
-        names = json.loads((store / "labels.json").read_text(encoding="utf-8"))
-        shown = ", ".join(f"{i} = {name}" for i, name in enumerate(names[:20]))
-    except (OSError, ValueError, TypeError):
-        return []
-    return [f"  labels     {shown}{', ...' if len(names) > 20 else ''}"]
+def names(store: Path) -> list[str]:
+    """The names of the classes and the titles of the movies, where the format has them."""
+    found = []
+    for key, most in (("labels", 20), ("titles", 3)):
+        try:
+            value = json.loads((store / f"{key}.json").read_text(encoding="utf-8"))
+            pairs = value.items() if isinstance(value, dict) else enumerate(value)
+        except (OSError, ValueError, TypeError):
+            continue
+        shown = ", ".join(f"{i} = {name}" for i, name in itertools.islice(pairs, most))
+        found.append(f"  {key}     {shown}{', ...' if len(value) > most else ''}")
+    return found

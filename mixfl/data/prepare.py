@@ -74,7 +74,7 @@ def prepare(
         raise unknown("format", format, FORMATS)
     module, kind = FORMATS[format].split(":")
     chosen: type[Format] = getattr(import_module(f"mixfl.data.formats.{module}"), kind)
-    given = parse(format, chosen.options, options or {})
+    given = parse(format, chosen.options, options or {}, chosen.group)
     source, target = Path(source), Path(target)
     if not source.exists():
         raise MixflError(f"{source} does not exist: give the file or folder with the data.")
@@ -147,9 +147,9 @@ def _write(reader: Format, given: Options, spill: Spill, target: Path) -> Prepar
                         name
                     )
                     raise MixflError(f"{reader.source}: there is no example{where}.")
-                if reader.labels:
-                    labels = json.dumps(reader.labels, ensure_ascii=False)
-                    (store.partial / "labels.json").write_text(labels, encoding="utf-8")
+                for file, value in reader.beside.items():
+                    text = json.dumps(value, ensure_ascii=False)
+                    (store.partial / file).write_text(text, encoding="utf-8")
         if split:
             partial.rename(target)
     finally:
@@ -164,7 +164,7 @@ def _pieces(reader: Format, given: Options, spill: Spill, part: str) -> Iterator
     enough, fewer = spill.count(part, reader.minimum)
     if fewer:
         reader.skipped[f"clients with fewer than {reader.minimum} records"] += fewer
-    groups = group_sizes(enough, given.group)
+    groups = _groups(reader, given, spill, part, enough)
     clients = _composite(reader, spill.clients(part, reader.minimum), groups)
     if given.split is None or given.split.by == "official":
         yield from ((part, client, columns) for _, client, columns in clients)
@@ -178,6 +178,21 @@ def _pieces(reader: Format, given: Options, spill: Spill, part: str) -> Iterator
             for name, rows in (("train", ~testing), ("test", testing)):
                 if rows.any():
                     yield name, client, {c: a[rows] for c, a in columns.items()}
+
+
+def _groups(reader: Format, given: Options, spill: Spill, part: str, clients: int) -> list[int]:
+    """The sizes of the composite clients; examples are counted only where it matters."""
+    sites = spill.sites(part, reader.minimum)
+    if given.group_examples == 1:
+        return group_sizes(((site, 1) for site in sites), given.group)
+
+    def counted() -> Iterator[tuple[str, int]]:
+        records = spill.clients(part, reader.minimum)
+        for i, (site, (_, payloads)) in enumerate(zip(sites, records, strict=True), 1):
+            yield site, reader.count(payloads)
+            reader.meter.at(i, clients, "counting examples")
+
+    return group_sizes(counted(), given.group, given.group_examples)
 
 
 def _composite(reader: Format, clients: Iterator[tuple], groups: list[int]) -> Iterator[tuple]:

@@ -1,18 +1,32 @@
 """Composite clients, and which clients or examples are for testing."""
 
+import itertools
+from collections.abc import Iterable
+
 import numpy as np
 
 from mixfl.errors import MixflError
 
 
-def group_sizes(clients: int, size: int) -> list[int]:
-    """Groups of `size`. What is left joins the last group if it is less than half of one."""
-    full, rest = divmod(clients, size)
-    groups = [size] * full
-    if rest and (not full or 2 * rest >= size):
-        groups.append(rest)
-    elif rest:
-        groups[-1] += rest
+def group_sizes(clients: Iterable[tuple[str, int]], size: int, examples: int = 1) -> list[int]:
+    """How many clients, given as (site, examples), make up each composite one.
+
+    A group ends as soon as it has `size` clients and so many examples, and at the end of a site.
+    What is left there joins the site's last group if it is less than half of one, or has too
+    few examples.
+    """
+    groups: list[int] = []
+    for _, members in itertools.groupby(clients, key=lambda client: client[0]):
+        before, n, total = len(groups), 0, 0
+        for _, more in members:
+            n, total = n + 1, total + more
+            if n >= size and total >= examples:
+                groups.append(n)
+                n = total = 0
+        if n and (len(groups) == before or (2 * n >= size and total >= examples)):
+            groups.append(n)
+        elif n:
+            groups[-1] += n
     return groups
 
 

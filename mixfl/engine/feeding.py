@@ -17,6 +17,7 @@ from mixfl.engine import cohort
 from mixfl.errors import MixflError
 from mixfl.problem import Problem
 from mixfl.settings import Settings
+from mixfl.sparse import renumber
 
 CHUNK_BYTES = 256 << 20
 DRAWN_BYTES = 8 << 30
@@ -30,8 +31,9 @@ class Piece(NamedTuple):
 
 
 class Feeder:
-    def __init__(self, problem: Problem, s: Settings, devices: int = 1):
+    def __init__(self, problem: Problem, s: Settings, devices: int = 1, tables: Any = None):
         self.problem, self.s, self.devices = problem, s, devices
+        self.tables = tables or {}  # per population's name, its row-sparse tables
         self.starts = [np.asarray(t.clients.offsets) for t in problem.populations]
         for term in problem.populations:
             if s.cohort_size > len(term.clients):
@@ -101,7 +103,34 @@ class Feeder:
             dealt = shares[population][start : start + self.chunk, :steps]
             dealt = dealt[np.minimum(np.arange(self.chunk), len(dealt) - 1)]
             share = self.problem.central[0].examples.take(dealt)  # type: ignore[union-attr]
-        return ClientFeed(Batches(term.examples.take(rows), mask), share)
+        data, marked = term.examples.take(rows), self.tables.get(term.name)
+        if not marked:
+            return ClientFeed(Batches(data, mask), share)
+        data, ids = renumber(data, marked, self.most_rows(population))
+        return ClientFeed(Batches(data, mask), share, ids)
+
+    def held_rows(self, algorithm: Algorithm, round: int, population: int) -> dict:
+        """Per table, how many rows each client of a round's cohort holds: [clients]."""
+        held: dict[str, list] = {}
+        left = self.s.cohort_size
+        for piece in self.pieces(algorithm, round):
+            for name, ids in piece.clients[population].rows.items():
+                rows = self.tables[self.problem.populations[population].name][name].rows
+                held.setdefault(name, []).append((ids[:left] < rows).sum(1))
+            left -= self.chunk
+        return {name: np.concatenate(counts) for name, counts in held.items()}
+
+    def most_rows(self, population: int) -> dict[str, int]:
+        """Per table, the most rows that a client's batches can name."""
+        term = self.problem.populations[population]
+        examples = self.steps[population] * self.batch[population]
+        return {
+            name: min(
+                table.rows,
+                examples * sum(int(np.prod(term.examples.columns[c].shape)) for c in table.columns),
+            )
+            for name, table in self.tables[term.name].items()
+        }
 
     def _deal(self, round: int) -> np.ndarray:
         """[populations, S, K, |B_i|] rows of the central term."""

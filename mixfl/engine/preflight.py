@@ -5,11 +5,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mixfl.algorithm import Message
 from mixfl.engine.simulator import check_params
 from mixfl.errors import MixflError
 from mixfl.optimizers import make
-from mixfl.problem import Problem, Term
+from mixfl.problem import Federated, Problem, Term
 from mixfl.settings import Settings
+from mixfl.sparse import renumber, restrict, tables
 
 BATCH = 3  # unlike most sizes in a model, so that a wrong axis shows
 
@@ -20,6 +22,8 @@ def preflight(problem: Problem, s: Settings) -> None:
     check_params(x)
     for term in problem.terms:
         check_loss(term, x)
+        if isinstance(term, Federated) and term.rows:
+            check_rows(term, problem.init(jax.random.key(s.seed)))
     for key, lr in (
         ("client_opt", s.client_lr), ("server_opt", s.server_lr), ("central_opt", s.eta_c),
         ("merge_opt", 1.0),
@@ -54,6 +58,30 @@ def check_loss(term: Term, x) -> None:
         )
     if not jnp.issubdtype(found.dtype, jnp.floating):
         raise MixflError(f"{name} returned {found.dtype}: it must return floating-point numbers.")
+
+
+def check_rows(term: Federated, x) -> None:
+    """The loss of a client that holds only the rows of tables that its data names is the same."""
+    marked = tables(term, x)
+    batch = term.examples.take(np.arange(BATCH)[None] % len(term.examples))  # one client's
+    most = {name: table.rows for name, table in marked.items()}
+    local, ids = renumber(batch, marked, most)
+    held = {name: rows[0][rows[0] < marked[name].rows] for name, rows in ids.items()}
+    own = restrict(Message(x), held).x
+    expected, found = (
+        attempt(f"the loss of term '{term.name}'", lambda p=p, b=b: np.asarray(term.loss(p, b)))
+        for p, b in (
+            (x, {k: v[0] for k, v in batch.items()}),
+            (own, {k: v[0] for k, v in local.items()}),
+        )
+    )
+    if not np.allclose(expected, found, rtol=1e-3, atol=1e-5, equal_nan=True):
+        raise MixflError(
+            f"the loss of term '{term.name}' is another one when {', '.join(marked)} has only the "
+            "rows that the batch names: use the table only as "
+            f"params[...][batch['{marked[next(iter(marked))].columns[0]}']] (no number of its own, "
+            "no other rows), or leave out rows=... in mixfl.Federated."
+        )
 
 
 def _shape(found) -> str:

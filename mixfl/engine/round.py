@@ -19,6 +19,7 @@ from jax.sharding import PartitionSpec as P
 
 from mixfl.algorithm import Algorithm
 from mixfl.problem import Problem
+from mixfl.sparse import add_rows, zeros_for
 from mixfl.steps import add
 
 AXIS = "clients"
@@ -116,7 +117,7 @@ class Round:
         shapes = jax.eval_shape(
             lambda c: self.algorithm.summand(one(jax.tree.map(lambda a: a[0], c))), clients
         )
-        zero = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
+        zero = zeros_for(shapes)
 
         def scan(look: bool):
             def body(carry, feed):
@@ -126,7 +127,7 @@ class Round:
                     good = finite(summand)
                     summand = jax.tree.map(lambda u: jnp.where(good, u, 0), summand)
                     rejected += ~good
-                return (add(sums, summand), rejected), None
+                return (add_rows(sums, summand), rejected), None
 
             return jax.lax.scan(body, (zero, jnp.zeros((), jnp.int32)), clients)[0]
 

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -15,6 +15,7 @@ from mixfl.engine.round import Round
 from mixfl.errors import MixflError
 from mixfl.problem import Params, Problem
 from mixfl.settings import Settings
+from mixfl.sparse import restrict, row_sparse, tables, why_dense
 
 LARGE_PARAMETER = 2**20  # numbers; measured, see docs/simulator.md
 
@@ -30,13 +31,17 @@ class Simulator:
 
     def __init__(self, problem: Problem, algorithm: Algorithm, s: Settings):
         keep_freed_memory()
-        self.problem, self.algorithm, self.s = problem, algorithm, s
+        self.problem, self.s = problem, s
         self.devices = choose_devices(problem, algorithm, s)
-        self.feeder = Feeder(problem, s, self.devices)
+        self.tables = row_sparse_tables(problem, algorithm, s)
+        self.algorithm = row_sparse(algorithm, problem, s, self.tables)
+        self.feeder = Feeder(problem, s, self.devices, self.tables)
         self.feeder.check_draws(self.at(0))
         self.programs: dict[Algorithm, Round] = {}
-        self.bytes: dict[Algorithm, tuple[float, float]] = {}
+        self.bytes: dict[Algorithm, list[dict[str, np.ndarray]]] = {}
         self.waited = 0.0  # seconds that the loop waited for data
+        # Called as (round, clients done, clients) within rounds that are cut into chunks.
+        self.within: Callable[[int, int, int], None] = lambda *_: None
 
     def init(self) -> Any:
         """The state before the first round; the model comes from the seed."""
@@ -92,11 +97,15 @@ class Simulator:
         drawn = piece.drawn
         if piece.last:
             return program.whole(state, drawn, piece.clients)
+        cohort, done = self.s.cohort_size, 0
+        self.within(piece.round, done, cohort)
         messages = program.begin(state, drawn)
         carry = program.empty(messages, piece.clients)
         while True:
             carry = program.accumulate(carry, messages, piece.clients)
             jax.block_until_ready(carry.rejected)  # a chunk's memory at a time
+            done = min(done + self.feeder.chunk, cohort)
+            self.within(piece.round, done, cohort)
             if piece.last:
                 return program.finish(state, drawn, messages, carry)
             piece = self._next(pieces)
@@ -108,27 +117,62 @@ class Simulator:
         return piece
 
     def message_bytes(self, round: int) -> tuple[float, float]:
-        """Bytes that a client downloads and uploads in the given round, from its arrays."""
+        """Bytes that a client downloads and uploads in the given round, on average, counted from
+        the arrays that would be sent."""
         algorithm = self.at(round)
-        if algorithm not in self.bytes:
-            self.bytes[algorithm] = self._message_bytes(algorithm, round)
-        return self.bytes[algorithm]
-
-    def _message_bytes(self, algorithm: Algorithm, round: int) -> tuple[float, float]:
         if not algorithm.feed.clients:
             return 0.0, 0.0
+        if algorithm not in self.bytes:
+            self.bytes[algorithm] = self._message_bytes(algorithm, round)
+        total = np.zeros(2)
+        for j, (term, counted) in enumerate(
+            zip(self.problem.populations, self.bytes[algorithm], strict=True)
+        ):
+            total += counted[""]
+            if self.tables.get(term.name):
+                rows = self.feeder.held_rows(algorithm, round, j)
+                for table, held in rows.items():
+                    total += held.mean() * counted[table]
+        down, up = total / len(self.problem.populations)
+        return float(down), float(up)
+
+    def _message_bytes(self, algorithm: Algorithm, round: int) -> list[dict[str, np.ndarray]]:
+        """Per population, bytes down and up: {"": without rows of tables, table: per row}."""
         piece = next(iter(self.feeder.pieces(algorithm, round)))
-        state = self.shapes()
-        messages = jax.eval_shape(algorithm.broadcast, state, piece.drawn)
-        down = up = 0.0
+        messages = jax.eval_shape(algorithm.broadcast, self.shapes(), piece.drawn)
+        found = []
         for term, message, feed in zip(
             self.problem.populations, messages, piece.clients, strict=True
         ):
             one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), feed)
-            upload = jax.eval_shape(lambda m, f, t=term: algorithm.client(t, m, f), message, one)
-            down += _bytes(message) + _bytes(one.share)
-            up += _bytes(upload._replace(loss=None))
-        return down / len(messages), up / len(messages)
+
+            def count(rows: dict[str, int], term=term, message=message, one=one) -> np.ndarray:
+                ids = {n: jax.ShapeDtypeStruct((k,), np.int32) for n, k in rows.items()}
+                feed = one._replace(rows=ids or None)
+                client = lambda m, f: algorithm.client(term, m, f)  # noqa: E731
+                upload = jax.eval_shape(client, message, feed)
+                sent = jax.eval_shape(restrict, message, ids) if ids else message
+                return np.array(
+                    [_bytes(sent) + _bytes(one.share), _bytes(upload._replace(loss=None))], float
+                )
+
+            # Affine in the number of rows: the arrays with one row and with two tell it all.
+            single = {table: 1 for table in self.tables.get(term.name, ())}
+            base = count(single)
+            per_row = {t: count(single | {t: 2}) - base for t in single}
+            found.append({"": base - sum(per_row.values(), np.zeros(2)), **per_row})
+        return found
+
+
+def row_sparse_tables(problem: Problem, algorithm: Algorithm, s: Settings) -> dict:
+    """Per population's name, the tables of which its clients get only their rows."""
+    if why_dense(algorithm, s) or not any(t.rows for t in problem.populations):
+        return {}
+    try:
+        x = jax.eval_shape(problem.init, jax.random.key(0))
+    except Exception:  # the preflight says what is wrong with it
+        return {}
+    return {term.name: tables(term, x) for term in problem.populations}
 
 
 def _bytes(tree) -> int:

@@ -77,6 +77,7 @@ def resolved(plan: Plan, simulator: Simulator) -> Settings:
         pretrain_rounds=s.rounds // 2,
         cohort_chunk=simulator.feeder.chunk,
         devices=simulator.devices,
+        tables="rows" if any(simulator.tables.values()) else "dense",
     )
     if len(draws) == 1:
         auto["central_batch"] = draws.pop()

@@ -6,6 +6,7 @@
     tensorboard/       the metrics as TensorBoard events
     status.json        running, finished, interrupted or diverged, and at which round
     model.safetensors  the trained model, when the run has finished
+    and the problem's own files, such as vocabulary.json
 
 Whatever is written is there whole or not at all; one process at a time writes to it.
 """
@@ -17,8 +18,10 @@ import json
 import os
 import struct
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -81,8 +84,11 @@ def _json(content: bytes) -> Any:
 class RunDirectory:
     """The folder of a run that is under way. One process at a time."""
 
-    def __init__(self, path: Path, config: dict[str, Any], toml: str, resume: bool):
-        self.path = path
+    def __init__(
+        self, path: Path, config: dict[str, Any], toml: str, resume: bool,
+        files: Mapping[str, str] = MappingProxyType({}),
+    ):  # fmt: skip
+        self.path, self.files = path, files
         try:
             self._claim(config, toml, resume)
         except OSError as error:
@@ -103,7 +109,9 @@ class RunDirectory:
             for left in path.glob(".*.partial"):
                 left.unlink()
             if not (path / "config.toml").exists():
-                write_whole(path / "config.toml", toml.encode())
+                for name, content in self.files.items():
+                    write_whole(path / name, content.encode())
+                write_whole(path / "config.toml", toml.encode())  # the last: now it is a run
         except BaseException:
             self.lock.close()
             raise
@@ -115,7 +123,8 @@ class RunDirectory:
         if path.exists() and not path.is_dir():
             raise MixflError(f"{path} is a file: choose another --out.")
         if not (path / "config.toml").exists():
-            foreign = {p.name for p in path.iterdir()} - BEGUN if path.exists() else set()
+            begun = {*BEGUN, *self.files, *(f".{name}.partial" for name in self.files)}
+            foreign = {p.name for p in path.iterdir()} - begun if path.exists() else set()
             if foreign:
                 raise MixflError(
                     f"{path} holds other files ({min(foreign)}) and no run: choose another --out."
@@ -127,6 +136,13 @@ class RunDirectory:
                 f"{path} holds another run ({'; '.join(changed)}): choose another --out, or "
                 "give the same settings to resume it."
             )
+        for name, content in self.files.items():
+            kept = path / name
+            if not kept.is_file() or kept.read_bytes() != content.encode():
+                raise MixflError(
+                    f"{kept} is not what this run would write: its data has changed, or the file. "
+                    "Choose another --out, or restore what it was trained with."
+                )
         if not resume:
             raise MixflError(
                 f"{path} holds this run already: --resume to go on with it, or choose another "

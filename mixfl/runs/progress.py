@@ -9,6 +9,8 @@ from typing import Any
 # Shown while training, in this order, as far as a problem reports them.
 SHOWN = ("eval/loss", "eval/auc", "eval/accuracy", "eval/recall@10")
 
+WITHIN_SECONDS = 20  # between lines about a long round
+
 
 def summary(row: dict[str, Any]) -> str:
     keys = [k for k in SHOWN if row.get(k) is not None]
@@ -29,6 +31,7 @@ def clock(seconds: float) -> str:
 class Quiet:
     def start(self, label: str, done: int, total: int) -> None: ...
     def advance(self, done: int) -> None: ...
+    def within(self, round: int, done: int, total: int) -> None: ...
     def evaluated(self, row: dict[str, Any]) -> None: ...
     def note(self, message: str) -> None: ...
     def stop(self) -> None: ...
@@ -39,10 +42,18 @@ class Plain(Quiet):
 
     def start(self, label, done, total):
         self.label, self.total, self.first = label, total, None
+        self.said = time.perf_counter()
 
     def advance(self, done):
         if self.first is None:  # the first round has the compilation in it
             self.first, self.begun = done, time.perf_counter()
+
+    def within(self, round, done, total):
+        now = time.perf_counter()
+        if now - self.said > WITHIN_SECONDS:
+            self.said = now
+            print(f"{self.label}: round {round + 1}/{self.total}: {done} of {total} clients",
+                  flush=True)  # fmt: skip
 
     def evaluated(self, row):
         done = row["round"] - self.first
@@ -84,6 +95,10 @@ class Bar(Quiet):
 
     def advance(self, done):
         self.progress.update(self.task, completed=done)
+
+    def within(self, round, done, total):
+        clients = f"{done}/{total} clients"
+        self.progress.update(self.task, completed=round + done / (total + 1), metrics=clients)
 
     def evaluated(self, row):
         self.progress.update(self.task, completed=row["round"], metrics=summary(row))

@@ -25,6 +25,7 @@ from mixfl.runs.config import Plan, to_toml
 from mixfl.runs.directory import Events, RunDirectory, load_model, read_metrics, read_status
 from mixfl.runs.progress import Quiet, reporter
 from mixfl.settings import KEYS, Settings, check_keys
+from mixfl.sparse import why_dense
 
 CHECKPOINT_SECONDS = 60  # a checkpoint at least this often, however long the rounds are
 
@@ -71,7 +72,8 @@ def run(plan: Plan, out: Path | None, resume: bool, report: Quiet, label: str = 
     with contextlib.ExitStack() as stack:
         directory = None
         if out is not None:
-            directory = RunDirectory(out, config, to_toml(config), resume)
+            files = plan.problem.files
+            directory = RunDirectory(out, config, to_toml(config), resume, files)
             stack.callback(directory.close)
             if directory.finished:
                 like = simulator.shapes().x
@@ -114,12 +116,17 @@ class Training:
                     f"no client of '{term.name}' has more than {most} batches of {s.client_batch}: "
                     f"local_steps = {s.local_steps} is never reached"
                 )
+        marked = [name for p in self.plan.problem.populations for name in p.rows]
+        reason = why_dense(self.plan.algorithm(), s)
+        if marked and reason and self.simulator.algorithm.feed.clients and s.tables == "auto":
+            report.note(f"clients get the whole of {', '.join(marked)}: {reason}")
         if self.never_finite:
             report.note(
                 f"{', '.join(sorted(self.never_finite))} of the initial model is not finite: look "
                 "at the data and the function that evaluate; it is written as null"
             )
         report.start(label or self.plan.recipe.id, start, s.rounds)
+        self.simulator.within = report.within
         self.stack.callback(report.stop)
         if self.directory is not None:
             self.directory.set_status("running", start)

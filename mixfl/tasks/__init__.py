@@ -1,7 +1,8 @@
 """The paper's tasks, and problems of the user's own, by one kind of name.
 
-A task is a module with `Options` (a dataclass of its own keys) and `problem(options, data)`;
-its presets are TOML files in `presets/<task>/`. A user's problem is named `path.py:problem`.
+A task is a module with `Options` (a dataclass of its own keys, each made by `key` with what it
+means) and `problem(options, data)`; its presets are TOML files in `presets/<task>/`. A user's
+problem is named `path.py:problem`.
 """
 
 import dataclasses
@@ -11,7 +12,7 @@ import importlib.util
 import sys
 import tomllib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,12 @@ class Task:
     options: dict[str, Any]  # its own keys and their defaults
     build: Callable[[dict[str, Any], Path | None], Problem]  # options, data -> problem
     presets: dict[str, Path]
+    help: dict[str, str] = field(default_factory=dict)  # what its keys mean
+
+
+def key(default: Any, help: str) -> Any:
+    """A field of a task's `Options`; `mixfl keys TASK` prints the help."""
+    return field(default=default, metadata={"help": help})
 
 
 def find(name: str) -> Task:
@@ -42,7 +49,8 @@ def find(name: str) -> Task:
     def build(options, data):
         return module.problem(module.Options(**options), data)
 
-    return Task(name, dataclasses.asdict(module.Options()), build, presets)
+    help = {f.name: f.metadata.get("help", "") for f in dataclasses.fields(module.Options)}
+    return Task(name, dataclasses.asdict(module.Options()), build, presets, help)
 
 
 def _own(name: str) -> Task:

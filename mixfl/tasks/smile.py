@@ -18,22 +18,26 @@ from mixfl.data.examples import ClientData, Examples
 from mixfl.data.synthetic.faces import faces
 from mixfl.errors import MixflError, unknown
 from mixfl.problem import Central, Federated, Problem
+from mixfl.tasks import key
 from mixfl.tasks.options import check
 
-INPUTS = ("standardized", "unit")
+INPUTS = ("standardized", "central", "unit")
 EVAL_CHUNK = 1000
 
 
 @dataclass(frozen=True)
 class Options:
-    hidden: int = 64
-    inputs: str = "standardized"  # per pixel; or unit: pixels in [0, 1]
-    image_size: int = 84  # of the synthetic faces
-    clients: int = 300  # of the synthetic data, held-out ones included
-    per_client: int = 30  # images per synthetic client, both labels
-    difficulty: float = 0.5  # of the synthetic faces, 0 to 1
-    held_out: float = 0.2  # part of the clients that is for evaluation
-    data_seed: int = 0
+    hidden: int = key(64, "units of the hidden layer")
+    inputs: str = key(
+        "standardized",
+        "standardized per pixel, with federated sums; central: by central data alone; unit: [0, 1]",
+    )
+    image_size: int = key(84, "side of the synthetic faces, in pixels")
+    clients: int = key(300, "synthetic clients, held-out ones included")
+    per_client: int = key(30, "images per synthetic client, both labels")
+    difficulty: float = key(0.5, "of the synthetic faces, 0 to 1")
+    held_out: float = key(0.2, "part of the clients that is for evaluation")
+    data_seed: int = key(0, "seed of the synthetic faces and of the clients held out")
 
     def __post_init__(self):
         if self.inputs not in INPUTS:
@@ -93,13 +97,16 @@ def _opened(path: Path) -> ClientData:
 def _statistics(smiling: ClientData, unsmiling: Examples, inputs: str):
     """What turns pixels into inputs: (pixel - mean) * scale.
 
-    The server needs two sums over pixels for it, of values and of squares; of the clients' images
-    it gets no more than these sums (a federated sum), of its own it has all.
+    standardized: the server needs two sums over pixels for it, of values and of squares; of the
+    clients' images it gets no more than these sums (a federated sum), of its own it has all.
+    central: from its own alone, so that clients send nothing before training. FedAvg then knows
+    how unsmiling faces look on average and does a little better (demo: AUC 0.69, not 0.61).
     """
     if inputs == "unit":
         return np.float32(0), np.float32(1 / 255)
-    federated, central = _moments(smiling.examples), _moments(unsmiling)
-    mean, square = (federated + central) / 2  # the two halves count equally
+    mean, square = central = _moments(unsmiling)
+    if inputs == "standardized":
+        mean, square = (_moments(smiling.examples) + central) / 2  # the two halves count equally
     return mean.astype(np.float32), (1 / (np.sqrt(square - mean**2) + 1)).astype(np.float32)
 
 

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,10 +19,12 @@ class Record(NamedTuple):
     order: int = 0  # among the client's records; equal ones stay as they were read
     label: str | None = None  # for a partition by label
     part: str = ""  # of the data's own split
+    site: str = ""  # clients of different sites are never joined
 
 
 class Format:
     options: tuple[str, ...] = ()  # beside those that all formats have
+    group = 1  # raw clients in a composite one, unless the options say
     minimum = 1  # records without which a client has no example
     natural = True  # the data says whose a record is
     in_time = False  # a client's examples are in order of time: the last ones are for testing
@@ -32,10 +34,14 @@ class Format:
         self.source, self.given, self.meter = source, options, meter
         self.skipped: Counter[str] = Counter()  # why, and how often
         self.notes: list[str] = []
-        self.labels: list[str] = []  # names of the numbers in the column `label`
+        self.beside: dict[str, Any] = {}  # file: value, written as JSON into each store
 
     def records(self) -> Iterator[Record]:
         raise NotImplementedError
+
+    def count(self, payloads: list[bytes]) -> int:
+        """How many examples `build` makes of a client's records."""
+        return len(payloads)
 
     def build(self, payloads: list[bytes]) -> dict[str, np.ndarray]:
         """The columns of one client, from its records in order."""

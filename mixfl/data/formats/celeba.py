@@ -25,6 +25,7 @@ PARTS = ("train", "valid", "test")
 class CelebA(Format):
     options = ("size", "partition")
     parts = PARTS
+    group = 3  # as in the paper
 
     def __init__(self, *args):
         super().__init__(*args)

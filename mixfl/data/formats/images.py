@@ -88,8 +88,9 @@ class Images(Format):
     def number_classes(self) -> None:
         numbers = {label: whole(label, 0) for label in self.classes}
         if None in numbers.values() or len(set(numbers.values())) < len(numbers):
-            self.labels = sorted(self.classes, key=lambda label: (natural(label), label))
-            numbers = {label: i for i, label in enumerate(self.labels)}
+            names = sorted(self.classes, key=lambda label: (natural(label), label))
+            numbers = {label: i for i, label in enumerate(names)}
+            self.beside["labels.json"] = names
         self.numbers = numbers
 
     def build(self, payloads: list[bytes]) -> dict[str, np.ndarray]:

@@ -17,7 +17,7 @@ from mixfl.data.formats.base import Record
 from mixfl.data.formats.json_stream import JsonStream
 from mixfl.data.formats.reading import files, name, plain
 from mixfl.data.formats.table import Table
-from mixfl.data.formats.text import windows
+from mixfl.data.formats.text import sequences, windows
 from mixfl.errors import MixflError
 
 
@@ -79,6 +79,11 @@ class Leaf(Table):
             )
         self.text = True
         return Record(client, sequence.encode(), label=y)
+
+    def count(self, payloads: list[bytes]) -> int:
+        if not self.text:
+            return super().count(payloads)
+        return sum(sequences(p.decode(), self.given.length) for p in payloads)
 
     def build(self, payloads: list[bytes]) -> dict[str, np.ndarray]:
         if not self.text:

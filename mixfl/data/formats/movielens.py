@@ -4,21 +4,24 @@
     movie     int32       the next one
 
 Movies keep their official numbers. A user's first rating has no context and is no example.
+The titles of `movies.dat` (or `u.item`), if it lies beside, go into the store's `titles.json`.
 """
 
 import re
 import struct
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 
 from mixfl.data.formats.base import Format, Record
-from mixfl.data.formats.reading import find, lines, wrong
+from mixfl.data.formats.reading import find, lines, plain, whole, wrong
 from mixfl.errors import MixflError
 
 CONTEXT = 10
 DIGITS = "([0-9]{1,10})"
 ROW = re.compile(rf"{DIGITS}(::|\t){DIGITS}\2(0\.5|[1-4](?:\.[05])?|5(?:\.0)?)\2([0-9]{{1,18}})")
+TITLES = {"movies.dat": "::", "u.item": "|"}  # what is between a line's fields
 
 
 class MovieLens(Format):
@@ -32,6 +35,9 @@ class MovieLens(Format):
                 f"{self.source} has neither ratings.dat (ml-1m) nor u.data (ml-100k): give the "
                 "unpacked folder or the file."
             )
+        listed = find(path.parent, "u.item" if path.name.startswith("u.data") else "movies.dat")
+        if listed is not None:
+            self.beside["titles.json"] = dict(self.titles(listed))
         for number, line in lines(path, self.meter, "latin-1"):
             row = ROW.fullmatch(line)
             user, movie = (int(row[1]), int(row[3])) if row else (0, 0)
@@ -43,6 +49,20 @@ class MovieLens(Format):
                 )  # fmt: skip
             yield Record(str(user), struct.pack("<i", movie), int(row[5]))
 
+    def titles(self, path: Path) -> Iterator[tuple[str, str]]:
+        between = TITLES[path.name.removesuffix(".gz")]
+        for number, line in lines(path, self.meter, "latin-1"):
+            movie, title, rest = [*line.split(between, 2), "", ""][:3]
+            if whole(movie, 1) is None or not title.strip() or not rest:
+                raise wrong(
+                    path, number, f"found {line[:60]!r}, expected movie{between}title{between}... "
+                    "with the movie's number from 1; is the file cut off?"
+                )  # fmt: skip
+            yield str(int(movie)), plain(_decoded(title.strip()))
+
+    def count(self, payloads: list[bytes]) -> int:
+        return len(payloads) - 1
+
     def build(self, payloads: list[bytes]) -> dict[str, np.ndarray]:
         movies = np.frombuffer(b"".join(payloads), "<i4").astype(np.int32)
         last = np.arange(1, len(movies))[:, None]
@@ -50,3 +70,11 @@ class MovieLens(Format):
         at = last - np.minimum(last, CONTEXT) + np.arange(CONTEXT)
         context = np.where(at < last, movies[np.minimum(at, len(movies) - 1)], 0)
         return {"context": context.astype(np.int32), "movie": movies[1:]}
+
+
+def _decoded(title: str) -> str:
+    """The official files are Latin-1, some copies (and later editions) UTF-8."""
+    try:
+        return title.encode("latin-1").decode("utf-8")
+    except UnicodeDecodeError:
+        return title

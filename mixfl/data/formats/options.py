@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 
 from mixfl.errors import MixflError
 
-COMMON = ("group", "split", "limit", "seed")
+COMMON = ("group", "group_examples", "split", "limit", "seed")
 WHOLE = {
     "group": (1, 10**9),
+    "group_examples": (1, 10**9),
     "limit": (1, 2**62),
     "seed": (0, 2**62),
     "size": (1, 4096),
@@ -30,7 +31,8 @@ class Partition(NamedTuple):
 
 @dataclass(frozen=True)
 class Options:
-    group: int = 1  # raw clients in a composite one
+    group: int = 1  # raw clients in a composite one, at least
+    group_examples: int = 1  # its examples, at least
     split: Split | None = None
     limit: int | None = None  # rows of the source that are read
     seed: int = 0  # of partitions and splits
@@ -42,8 +44,11 @@ class Options:
     normalize: bool = False  # TFF's Stack Overflow: lower case, tokens
 
 
-def parse(format: str, valid: tuple[str, ...], given: Mapping[str, Any]) -> Options:
-    """Options as the command line gives them (text or numbers; None is as if not given)."""
+def parse(format: str, valid: tuple[str, ...], given: Mapping[str, Any], group: int = 1) -> Options:
+    """Options as the command line gives them (text or numbers; None is as if not given).
+
+    `group` is the format's own; clients that a partition makes are left as they are.
+    """
     found = {key: value for key, value in given.items() if value is not None}
     allowed = [f.name for f in fields(Options) if f.name in (*COMMON, *valid)]
     for key in found:
@@ -51,6 +56,8 @@ def parse(format: str, valid: tuple[str, ...], given: Mapping[str, Any]) -> Opti
             raise MixflError(
                 f"format '{format}' has no option '{key}'. Valid: {', '.join(allowed)}."
             )
+    if "partition" not in found:
+        found.setdefault("group", group)
     return Options(**{key: _parsed(key, value) for key, value in found.items()})
 
 

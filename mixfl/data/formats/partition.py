@@ -16,7 +16,7 @@ def deal(records: Iterable[Record], how: Partition, seed: int) -> Iterator[Recor
     choose = _iid(how, rng) if how.kind == "iid" else _dirichlet(how, rng)
     next(choose)
     for record in records:
-        yield record._replace(client=str(choose.send(record)))
+        yield record._replace(client=str(choose.send(record)), site="")
 
 
 def _iid(how: Partition, rng: np.random.Generator):

@@ -20,18 +20,23 @@ def natural(client: str) -> str:
     return re.sub("[0-9]+", lambda digits: digits[0].zfill(20), client)
 
 
+def site_key(site: str) -> str:
+    """In the same order; sites that differ in leading zeros only stay apart."""
+    return f"{natural(site)}\0{site}" if site else ""
+
+
 class Spill:
-    """Takes records in any order and gives them back client by client, in order of id."""
+    """Takes records in any order and gives them back client by client, in order of site and id."""
 
     def __init__(self) -> None:
         self.db = sqlite3.connect("", isolation_level=None)
         self.db.execute("PRAGMA journal_mode = OFF")
         self.db.execute("PRAGMA synchronous = OFF")
         self.db.execute(
-            "CREATE TABLE records (part, key, client, position INTEGER, payload BLOB, "
+            "CREATE TABLE records (part, site, key, client, position INTEGER, payload BLOB, "
             "number INTEGER PRIMARY KEY)"
         )
-        self.sorted, self.last = True, ("", "", "")
+        self.sorted, self.last = True, ("", "", "", "")
         self.records = 0
 
     def __enter__(self) -> "Spill":
@@ -43,22 +48,22 @@ class Spill:
     def fill(self, records: Iterable[Record]) -> None:
         self.db.execute("BEGIN")
         rows = self._rows(records)
-        self.db.executemany("INSERT INTO records VALUES (?, ?, ?, ?, ?, NULL)", rows)
+        self.db.executemany("INSERT INTO records VALUES (?, ?, ?, ?, ?, ?, NULL)", rows)
         self.db.execute("COMMIT")
 
     def _rows(self, records: Iterable[Record]) -> Iterator[tuple]:
         for r in records:
-            place = (r.part, natural(r.client), r.client)
+            place = (r.part, site_key(r.site), natural(r.client), r.client)
             self.sorted, self.last = self.sorted and place >= self.last, place
             self.records += 1
             yield (*place, r.order, r.payload)
 
     def index(self) -> None:
         if not self.sorted:
-            self.db.execute("CREATE INDEX places ON records (part, key, client)")
+            self.db.execute("CREATE INDEX places ON records (part, site, key, client)")
         self.db.execute(
-            "CREATE TABLE clients AS SELECT part, count(*) AS size FROM records "
-            "GROUP BY part, key, client"
+            "CREATE TABLE clients AS SELECT part, site, key, client, count(*) AS size FROM records "
+            "GROUP BY part, site, key, client"
         )
 
     def count(self, part: str, minimum: int) -> tuple[int, int]:
@@ -67,16 +72,21 @@ class Spill:
         enough, fewer = self.db.execute(query, (minimum, minimum, part)).fetchone()
         return int(enough), int(fewer)
 
+    def sites(self, part: str, minimum: int) -> Iterator[str]:
+        """The site of each of the clients that `clients` gives."""
+        query = "SELECT site FROM clients WHERE part = ? AND size >= ? ORDER BY site, key, client"
+        return (site for (site,) in self.db.execute(query, (part, minimum)))
+
     def clients(self, part: str, minimum: int) -> Iterator[tuple[str, list[bytes]]]:
-        order = "number" if self.sorted else "key, client, number"
+        order = "number" if self.sorted else "site, key, client, number"
         rows = self.db.execute(
-            f"SELECT client, position, payload FROM records WHERE part = ? ORDER BY {order}",
+            f"SELECT site, client, position, payload FROM records WHERE part = ? ORDER BY {order}",
             (part,),
         )
-        for client, group in itertools.groupby(rows, key=lambda row: row[0]):
-            records = sorted(group, key=lambda row: row[1])
+        for (_, client), group in itertools.groupby(rows, key=lambda row: row[:2]):
+            records = sorted(group, key=lambda row: row[2])
             if len(records) >= minimum:
-                yield client, [payload for _, _, payload in records]
+                yield client, [payload for *_, payload in records]
 
 
 class Lookup:

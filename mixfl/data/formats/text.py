@@ -24,11 +24,14 @@ class Text(Format):
 
     options: tuple[str, ...] = ("length", "normalize")
 
+    def count(self, payloads: list[bytes]) -> int:
+        return sum(sequences(p.decode("utf-8"), self.given.length) for p in payloads)
+
     def build(self, payloads: list[bytes]) -> dict[str, np.ndarray]:
         rows = [windows(p.decode("utf-8"), self.given.length) for p in payloads]
         return {"text": np.concatenate(rows)}
 
-    def pieces(self, client: str, text: str, part: str = "") -> Iterator[Record]:
+    def pieces(self, client: str, text: str, site: str = "") -> Iterator[Record]:
         """The text as a record, unless nothing can be predicted in it."""
         text = plain(text)
         if self.given.normalize:
@@ -36,7 +39,7 @@ class Text(Format):
         if len(text) < 2:
             self.skipped["texts shorter than two characters"] += 1
         else:
-            yield Record(plain(client), text.encode("utf-8"), part=part)
+            yield Record(plain(client), text.encode("utf-8"), site=site)
 
 
 class TextByUser(Text):
@@ -61,13 +64,18 @@ class TextByUser(Text):
                 site = name(row.get("site"))
                 client = f"{site}/{user}" if site else user
                 for text in texts or []:
-                    yield from self.pieces(client, text)
+                    yield from self.pieces(client, text, site or "")
+
+
+def sequences(text: str, length: int) -> int:
+    """How many `windows` makes: each character but the first is predicted once."""
+    return -(-max(len(text) - 1, 0) // length)
 
 
 def windows(text: str, length: int) -> np.ndarray:
-    """[sequences, length + 1]; a text of n characters gives ceil((n - 1) / length)."""
+    """[sequences, length + 1]"""
     points = np.frombuffer(text.encode("utf-32-le"), "<i4")
-    n = -(-(len(points) - 1) // length)
+    n = sequences(text, length)
     padded = np.zeros(n * length + 1, np.int32)
     padded[: len(points)] = points
     return np.lib.stride_tricks.sliding_window_view(padded, length + 1)[::length].copy()

@@ -5,8 +5,8 @@ formats. Unless the official split is asked for, all examples are taken, each on
 """
 
 import sqlite3
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import numpy as np
@@ -14,8 +14,10 @@ import numpy as np
 from mixfl.data.formats.base import Format, Record
 from mixfl.data.formats.example_proto import Feature, parse_example
 from mixfl.data.formats.reading import plain
-from mixfl.data.formats.text import windows
+from mixfl.data.formats.text import sequences, windows
 from mixfl.errors import MixflError
+
+Used = TypeVar("Used")
 
 
 class Tff(Format):
@@ -76,21 +78,23 @@ class Tff(Format):
             raise MixflError(f"{self.source}, row {row}: a name is not UTF-8 text.") from None
 
     def build(self, payloads: list[bytes]) -> dict[str, np.ndarray]:
-        query = "SELECT serialized_example_proto FROM examples WHERE rowid = ?"
-        rows = []
-        for row in map(int, payloads):
-            try:
-                proto = self.db.execute(query, (row,)).fetchone()[0]
-                if not isinstance(proto, bytes):
-                    raise ValueError("it is not a serialized example")
-                rows.append(self.example(parse_example(proto)))
-            except (sqlite3.Error, ValueError, TypeError, KeyError) as error:
-                what = f"no feature {error}" if isinstance(error, KeyError) else str(error)
-                raise MixflError(
-                    f"{self.source}, row {row}: the example is damaged or of another data set "
-                    f"({what})."
-                ) from None
+        rows = [self.read(row, self.example) for row in payloads]
         return {c: np.concatenate([r[c] for r in rows]) for c in rows[0]}
+
+    def read(self, row: bytes, use: Callable[[dict[str, Feature]], Used]) -> Used:
+        """What `use` makes of the features in a row."""
+        query = "SELECT serialized_example_proto FROM examples WHERE rowid = ?"
+        try:
+            proto = self.db.execute(query, (int(row),)).fetchone()[0]
+            if not isinstance(proto, bytes):
+                raise ValueError("it is not a serialized example")
+            return use(parse_example(proto))
+        except (sqlite3.Error, ValueError, TypeError, KeyError) as error:
+            what = f"no feature {error}" if isinstance(error, KeyError) else str(error)
+            raise MixflError(
+                f"{self.source}, row {int(row)}: the example is damaged or of another data set "
+                f"({what})."
+            ) from None
 
     def example(self, features: dict[str, Feature]) -> dict[str, np.ndarray]:
         raise NotImplementedError
@@ -99,6 +103,7 @@ class Tff(Format):
 class TffCelebA(Tff):
     splits = {"split_by_clients_train": "train", "split_by_clients_test": "test"}
     parts = ("train", "test")
+    group = 3  # as in the paper
 
     def example(self, features):
         image, smiling = np.asarray(features["image"]), np.asarray(features["smiling"])
@@ -116,12 +121,20 @@ class TffStackOverflow(Tff):
     splits = {"train": "train", "heldout": "heldout", "test": "test"}
     parts = ("train", "heldout", "test")
 
+    def count(self, payloads):
+        texts = (self.read(row, tokens) for row in payloads)
+        return sum(sequences(text, self.given.length) for text in texts)
+
     def example(self, features):
-        tokens = features["tokens"]
-        if not isinstance(tokens, list) or len(tokens) != 1:
-            raise ValueError("tokens is not one text")
-        text = plain(tokens[0].decode("utf-8"))
+        text = tokens(features)
         if len(text) < 2:
             self.skipped["texts shorter than two characters"] += 1
             return {"text": np.zeros((0, self.given.length + 1), np.int32)}
         return {"text": windows(text, self.given.length)}
+
+
+def tokens(features: dict[str, Feature]) -> str:
+    found = features["tokens"]
+    if not isinstance(found, list) or len(found) != 1:
+        raise ValueError("tokens is not one text")
+    return plain(found[0].decode("utf-8"))

@@ -1,0 +1,116 @@
+"""Embedding, GRU and a dense layer: a distribution of the next character at every place.
+
+The GRU is Keras' default (reset_after=True): with a = h U + b_u and x W + b in three parts,
+
+    z = sigmoid(x_z + a_z),  r = sigmoid(x_r + a_r),  c = tanh(x_h + r a_h),  h' = z h + (1-z) c
+
+and so are the initial weights, but for the embedding's scale. Time is the first axis here.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+
+def init(key, vocabulary: int, embedding: int, hidden: int, embedding_scale: float) -> dict:
+    """Glorot-uniform weights, orthogonal recurrent ones, zero biases; a uniform embedding."""
+    table, inputs, recurrent, dense = jax.random.split(key, 4)
+    glorot, orthogonal = jax.nn.initializers.glorot_uniform(), jax.nn.initializers.orthogonal()
+    s = embedding_scale
+    return {
+        "embedding": jax.random.uniform(table, (vocabulary, embedding), minval=-s, maxval=s),
+        "gru": {
+            "w": glorot(inputs, (embedding, 3 * hidden)),
+            "b": jnp.zeros(3 * hidden),
+            "u": orthogonal(recurrent, (hidden, 3 * hidden)),
+            "b_u": jnp.zeros(3 * hidden),
+        },
+        "dense": {"w": glorot(dense, (hidden, vocabulary)), "b": jnp.zeros(vocabulary)},
+    }
+
+
+def projected(params: Any):
+    """x W + b for every character at once: rows of it are the GRU's inputs."""
+    return params["embedding"] @ params["gru"]["w"] + params["gru"]["b"]
+
+
+def logits(params: Any, ids):
+    """ids [time, batch] -> [time, batch, vocabulary], each for the character after."""
+    x = projected(params)[ids]
+    h = hidden_states(x, params["gru"]["u"], params["gru"]["b_u"])
+    return output(params, h)
+
+
+def output(params: Any, h):
+    return h @ params["dense"]["w"] + params["dense"]["b"]
+
+
+def cell(h, x, u, b_u):
+    """One step: the new state, and what its derivative needs."""
+    x_z, x_r, x_h = jnp.split(x, 3, -1)
+    a_z, a_r, a_h = jnp.split(h @ u + b_u, 3, -1)
+    z, r = jax.nn.sigmoid(x_z + a_z), jax.nn.sigmoid(x_r + a_r)
+    c = jnp.tanh(x_h + r * a_h)
+    return z * h + (1 - z) * c, (z, r, c, a_h)
+
+
+@jax.custom_vjp
+def hidden_states(x, u, b_u):
+    """x [time, batch, 3 hidden] -> [time, batch, hidden], from a state of zeros.
+
+    With a derivative of its own: the way back carries only dh, and the gradient of u is one
+    product over all steps instead of a sum in the carry (1.2 to 2 times faster than automatic
+    differentiation; unrolling the scans gained nothing).
+    """
+    return _forward(x, u, b_u)[0]
+
+
+def _forward(x, u, b_u):
+    def step(h, x):
+        h, kept = cell(h, x, u, b_u)
+        return h, (h, kept)
+
+    start = jnp.zeros((x.shape[1], u.shape[0]), x.dtype)
+    _, (h, kept) = jax.lax.scan(step, start, x)
+    return h, (jnp.concatenate([start[None], h[:-1]]), kept, u)
+
+
+def _backward(residuals, d_h):
+    before, kept, u = residuals  # before: the state that each step began with
+
+    def step(d, at):
+        d_here, h, (z, r, c, a_h) = at
+        d = d + d_here
+        d_c = d * (1 - z) * (1 - c * c)
+        d_z = d * (h - c) * z * (1 - z)
+        d_r = d_c * a_h * r * (1 - r)
+        d_a = jnp.concatenate([d_z, d_r, d_c * r], -1)
+        return d * z + d_a @ u.T, (jnp.concatenate([d_z, d_r, d_c], -1), d_a)
+
+    _, (d_x, d_a) = jax.lax.scan(step, jnp.zeros_like(d_h[0]), (d_h, before, kept), reverse=True)
+    d_u = jnp.einsum("tbh,tbg->hg", before, d_a)
+    return d_x, d_u, d_a.sum((0, 1))
+
+
+hidden_states.defvjp(_forward, _backward)
+
+
+def cross_entropies(params: Any, ids):
+    """ids [time + 1, batch] -> logits, and -log p of each character but the first, 0 at padding."""
+    z = logits(params, ids[:-1])
+    targets = ids[1:]
+    right = jnp.take_along_axis(z, targets[..., None], -1)[..., 0]
+    return z, jnp.where(targets > 0, jax.nn.logsumexp(z, -1) - right, 0.0)
+
+
+def encoded(text, table):
+    """Code points [batch, time] -> numbers [time, batch]."""
+    return jnp.take(jnp.asarray(table), text.T, mode="clip").astype(jnp.int32)
+
+
+def loss(params: Any, batch: Any, table):
+    """A sequence's mean over its characters (but the first), padding left out."""
+    ids = encoded(batch["text"], table)
+    _, losses = cross_entropies(params, ids)
+    return losses.sum(0) / jnp.maximum((ids[1:] > 0).sum(0), 1)

@@ -1,0 +1,128 @@
+"""`mixfl recommend`: what a trained movie run would have someone see next."""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mixfl.errors import MixflError
+from mixfl.tasks import movie
+
+CONTEXT = 10  # the model was trained on at most so many previous movies
+SHOWN = 10  # matches of an ambiguous title in a message
+# ml-1m's movies.dat (id::title::genres) and ml-100k's u.item (id|title|...).
+LINE = re.compile(r"([0-9]{1,10})(::|\|)(.+?)(?:\2.*)?")
+
+
+class Recommended(NamedTuple):
+    movie: int
+    score: float  # cosine, at most 1
+    title: str  # "" where titles are not known
+
+
+def recommend(
+    config: Mapping[str, Any], params: Any, history: str, top: int = 10, titles: Path | None = None
+) -> tuple[list[Recommended], list[Recommended]]:
+    """The history as it was understood (without scores), and the `top` best movies not in it.
+
+    `config` and `params` are a run's; `history` are numbers or parts of titles, oldest first.
+    """
+    if config.get("task") != "movie":
+        raise MixflError(
+            f"this is a run of the task {config.get('task')}, not of movie: mixfl recommend needs "
+            "a run of `mixfl run movie`."
+        )
+    if params is None:
+        raise MixflError("this run has no model yet: let it finish (mixfl run ... --resume).")
+    names = _titles(titles, config.get("data"))
+    table = np.asarray(params["movies"])
+    movies = len(table) - 2
+    seen = [_found(part.strip(), names, movies) for part in history.split(",") if part.strip()]
+    if not seen:
+        raise MixflError("the history is empty: give movies, for example --history 1,260,2571.")
+    scores = _scores(params, seen[-CONTEXT:])
+    scores[[0, *seen]] = -np.inf
+    if names:  # a number without a title is no movie
+        scores[[i for i in range(1, movies + 1) if i not in names]] = -np.inf
+    best = [i for i in np.argsort(-scores, kind="stable")[:top].tolist() if scores[i] > -np.inf]
+    return (
+        [Recommended(i, 1.0, names.get(i, "")) for i in seen],
+        [Recommended(i, float(scores[i]), names.get(i, "")) for i in best],
+    )
+
+
+def _scores(params: Any, seen: list[int]) -> np.ndarray:
+    """Of each id from 0 to the last movie."""
+    table = np.asarray(params["movies"])[:-1]
+    left = movie.left_tower(params["context"], table[None, seen], np.array([len(seen)]))
+    return np.array(movie.unit(table) @ left[0])
+
+
+def _found(part: str, names: Mapping[int, str], movies: int) -> int:
+    """The movie that is meant by a number or by a part of a title."""
+    if part.isascii() and part.isdigit():
+        number = int(part)
+        if not 1 <= number <= movies:
+            raise MixflError(f"there is no movie {part}: this model knows 1 to {movies}.")
+        if names and number not in names:
+            raise MixflError(f"there is no movie {part}: it has no title in the list of movies.")
+        return number
+    if not names:
+        raise MixflError(
+            f"'{part}': titles are not known here, so give movies by number, or the list of titles "
+            "with --movies PATH/movies.dat."
+        )
+    wanted = part.casefold()
+    matches = {i: t for i, t in names.items() if wanted in t.casefold() and i <= movies}
+    # `Toy Story` means that movie, though Toy Story 2 has the words too.
+    exact = [i for i, t in matches.items() if wanted in (t.casefold(), _bare(t))]
+    if len(exact) == 1:
+        return exact[0]
+    if len(matches) == 1:
+        return next(iter(matches))
+    if not matches:
+        raise MixflError(f"no title contains '{part}'.")
+    listed = "; ".join(f"{i} {t}" for i, t in list(matches.items())[:SHOWN])
+    more = f"; and {len(matches) - SHOWN} more" if len(matches) > SHOWN else ""
+    raise MixflError(f"'{part}' may be one of {listed}{more}: give its number, or more of it.")
+
+
+def _bare(title: str) -> str:
+    """`Matrix, The (1999)` -> `matrix`."""
+    return re.sub(r"(, (the|a|an))? \([0-9]{4}\)$", "", title.casefold())
+
+
+def _titles(given: Path | None, store: str | None) -> dict[int, str]:
+    """From the file given, or from the store that the run was trained on; {} if there is none."""
+    if given is not None:
+        return _listed(given / "movies.dat" if given.is_dir() else given)
+    path = Path(store) / "titles.json" if store else None
+    if path is None or not path.is_file():
+        return {}
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return {int(number): str(title) for number, title in content.items()}
+    except (OSError, ValueError, AttributeError) as error:
+        raise MixflError(
+            f"{path} can't be read as titles ({error}): give --movies PATH/movies.dat instead."
+        ) from None
+
+
+def _listed(path: Path) -> dict[int, str]:
+    try:
+        lines = path.read_text(encoding="latin-1").splitlines()
+    except OSError as error:
+        raise MixflError(f"{path} can't be read: {error.strerror}.") from None
+    names = {}
+    for number, line in enumerate(lines, 1):
+        row = LINE.fullmatch(line)
+        if row is None:
+            raise MixflError(
+                f"{path}, line {number}: found {line[:60]!r}, expected id::title::genres as in "
+                "MovieLens' movies.dat."
+            )
+        names[int(row[1])] = row[3]
+    return names
