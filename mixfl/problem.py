@@ -8,6 +8,7 @@ term without data is a regularizer, `loss(params)`, one number.
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,10 @@ from mixfl.data.examples import ClientData, Examples
 from mixfl.errors import MixflError
 
 Params = Any  # a pytree of floating-point arrays
+RESERVED = {  # what else a run's folder holds
+    "config.toml", "metrics.jsonl", "status.json", "model.safetensors", "checkpoints",
+    "tensorboard", ".lock",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,6 +107,12 @@ class Problem:
         object.__setattr__(self, "terms", terms)
         if not terms or not all(isinstance(t, Federated | Central) for t in terms):
             raise MixflError("a problem needs terms: mixfl.Federated and mixfl.Central.")
+        for name, content in self.files.items():
+            if name in RESERVED or Path(name).name != name or not isinstance(content, str):
+                raise MixflError(
+                    f"files: {name!r} must be a plain name that a run's folder has no other use "
+                    "for, and its content a text."
+                )
         names = [t.name for t in terms]
         if len(set(names)) < len(names):
             raise MixflError(f"the terms need different names (name=...), got {names}.")

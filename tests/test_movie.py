@@ -306,10 +306,10 @@ def test_recommend_says_what_is_wrong_with_a_run(trained, tmp_path):
     with pytest.raises(MixflError, match="titles are not known here"):
         recommend(untitled, run.params, "Toy Story")
     with pytest.raises(MixflError, match="can't be read"):
-        recommend(untitled, run.params, "1", titles=tmp_path / "movies.dat")
+        recommend(untitled, run.params, "1", listed=tmp_path / "movies.dat")
     (tmp_path / "movies.dat").write_text("1::A::B\nnonsense\n")
     with pytest.raises(MixflError, match="line 2: found 'nonsense'"):
-        recommend(untitled, run.params, "1", titles=tmp_path)
+        recommend(untitled, run.params, "1", listed=tmp_path)
 
 
 def test_recommend_on_the_command_line(trained):

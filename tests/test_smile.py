@@ -75,7 +75,11 @@ def test_preset_cpu_shows_the_papers_effect_and_the_bias_of_parallel_training(tm
     plans = [plan("smile", a, preset="cpu", problems=problems) for a in ids]
     outcomes = {o.algorithm: o for o in compare(plans, tmp_path, 1, False, Quiet())}
     auc = {a: o.final("eval/auc")[0] for a, o in outcomes.items()}
-    loss = {a: o.final("eval/loss")[0] for a, o in outcomes.items()}
+    # Over the curve after its first rounds: a single evaluation differs by as much from noise.
+    loss = {
+        a: np.mean([m["eval/loss"] for m in o.trials[0] if m["round"] >= 50])
+        for a, o in outcomes.items()
+    }
     assert auc["fedavg"] <= 0.75
     for mixed in ("pt", "1wgt", "2wgt"):
         assert abs(auc[mixed] - auc["oracle"]) <= 0.01, auc

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 # Shown while training, in this order, as far as a problem reports them.
-SHOWN = ("eval/loss", "eval/auc", "eval/accuracy", "eval/recall@10")
+SHOWN = ("eval/loss", "eval/auc", "eval/accuracy", "eval/central/accuracy", "eval/recall@10")
 
 WITHIN_SECONDS = 20  # between lines about a long round
 

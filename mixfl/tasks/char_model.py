@@ -60,8 +60,8 @@ def hidden_states(x, u, b_u):
     """x [time, batch, 3 hidden] -> [time, batch, hidden], from a state of zeros.
 
     With a derivative of its own: the way back carries only dh, and the gradient of u is one
-    product over all steps instead of a sum in the carry (1.2 to 2 times faster than automatic
-    differentiation; unrolling the scans gained nothing).
+    product over all steps instead of a sum in the carry (a client's step took 1.8 times less time
+    than with automatic differentiation at 1024 units; unrolling the scans gained nothing).
     """
     return _forward(x, u, b_u)[0]
 

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mixfl.data.formats.movielens import titles
+from mixfl.data.formats.reading import Meter
 from mixfl.errors import MixflError
 from mixfl.tasks import movie
 
 CONTEXT = 10  # the model was trained on at most so many previous movies
 SHOWN = 10  # matches of an ambiguous title in a message
-# ml-1m's movies.dat (id::title::genres) and ml-100k's u.item (id|title|...).
-LINE = re.compile(r"([0-9]{1,10})(::|\|)(.+?)(?:\2.*)?")
 
 
 class Recommended(NamedTuple):
@@ -24,7 +24,7 @@ class Recommended(NamedTuple):
 
 
 def recommend(
-    config: Mapping[str, Any], params: Any, history: str, top: int = 10, titles: Path | None = None
+    config: Mapping[str, Any], params: Any, history: str, top: int = 10, listed: Path | None = None
 ) -> tuple[list[Recommended], list[Recommended]]:
     """The history as it was understood (without scores), and the `top` best movies not in it.
 
@@ -37,7 +37,7 @@ def recommend(
         )
     if params is None:
         raise MixflError("this run has no model yet: let it finish (mixfl run ... --resume).")
-    names = _titles(titles, config.get("data"))
+    names = _titles(listed, config.get("data"))
     table = np.asarray(params["movies"])
     movies = len(table) - 2
     seen = [_found(part.strip(), names, movies) for part in history.split(",") if part.strip()]
@@ -98,31 +98,18 @@ def _bare(title: str) -> str:
 def _titles(given: Path | None, store: str | None) -> dict[int, str]:
     """From the file given, or from the store that the run was trained on; {} if there is none."""
     if given is not None:
-        return _listed(given / "movies.dat" if given.is_dir() else given)
-    path = Path(store) / "titles.json" if store else None
-    if path is None or not path.is_file():
+        path = given / "movies.dat" if given.is_dir() else given
+        try:
+            return {int(number): title for number, title in titles(path, Meter(None))}
+        except OSError as error:
+            raise MixflError(f"{path} can't be read: {error.strerror}.") from None
+    beside = Path(store or ".") / "titles.json"
+    if store is None or not beside.is_file():
         return {}
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        return {int(number): str(title) for number, title in content.items()}
+        kept = json.loads(beside.read_text(encoding="utf-8"))
+        return {int(number): str(title) for number, title in kept.items()}
     except (OSError, ValueError, AttributeError) as error:
         raise MixflError(
-            f"{path} can't be read as titles ({error}): give --movies PATH/movies.dat instead."
+            f"{beside} can't be read as titles ({error}): give --movies PATH/movies.dat instead."
         ) from None
-
-
-def _listed(path: Path) -> dict[int, str]:
-    try:
-        lines = path.read_text(encoding="latin-1").splitlines()
-    except OSError as error:
-        raise MixflError(f"{path} can't be read: {error.strerror}.") from None
-    names = {}
-    for number, line in enumerate(lines, 1):
-        row = LINE.fullmatch(line)
-        if row is None:
-            raise MixflError(
-                f"{path}, line {number}: found {line[:60]!r}, expected id::title::genres as in "
-                "MovieLens' movies.dat."
-            )
-        names[int(row[1])] = row[3]
-    return names

@@ -15,13 +15,12 @@ from pathlib import Path
 import numpy as np
 
 from mixfl.data.formats.base import Format, Record
-from mixfl.data.formats.reading import find, lines, plain, whole, wrong
+from mixfl.data.formats.reading import Meter, find, lines, plain, whole, wrong
 from mixfl.errors import MixflError
 
 CONTEXT = 10
 DIGITS = "([0-9]{1,10})"
 ROW = re.compile(rf"{DIGITS}(::|\t){DIGITS}\2(0\.5|[1-4](?:\.[05])?|5(?:\.0)?)\2([0-9]{{1,18}})")
-TITLES = {"movies.dat": "::", "u.item": "|"}  # what is between a line's fields
 
 
 class MovieLens(Format):
@@ -37,7 +36,7 @@ class MovieLens(Format):
             )
         listed = find(path.parent, "u.item" if path.name.startswith("u.data") else "movies.dat")
         if listed is not None:
-            self.beside["titles.json"] = dict(self.titles(listed))
+            self.beside["titles.json"] = dict(titles(listed, self.meter))
         for number, line in lines(path, self.meter, "latin-1"):
             row = ROW.fullmatch(line)
             user, movie = (int(row[1]), int(row[3])) if row else (0, 0)
@@ -49,17 +48,6 @@ class MovieLens(Format):
                 )  # fmt: skip
             yield Record(str(user), struct.pack("<i", movie), int(row[5]))
 
-    def titles(self, path: Path) -> Iterator[tuple[str, str]]:
-        between = TITLES[path.name.removesuffix(".gz")]
-        for number, line in lines(path, self.meter, "latin-1"):
-            movie, title, rest = [*line.split(between, 2), "", ""][:3]
-            if whole(movie, 1) is None or not title.strip() or not rest:
-                raise wrong(
-                    path, number, f"found {line[:60]!r}, expected movie{between}title{between}... "
-                    "with the movie's number from 1; is the file cut off?"
-                )  # fmt: skip
-            yield str(int(movie)), plain(_decoded(title.strip()))
-
     def count(self, payloads: list[bytes]) -> int:
         return len(payloads) - 1
 
@@ -70,6 +58,19 @@ class MovieLens(Format):
         at = last - np.minimum(last, CONTEXT) + np.arange(CONTEXT)
         context = np.where(at < last, movies[np.minimum(at, len(movies) - 1)], 0)
         return {"context": context.astype(np.int32), "movie": movies[1:]}
+
+
+def titles(path: Path, meter: Meter) -> Iterator[tuple[str, str]]:
+    """Numbers and titles of movies.dat (movie::title::genres) or u.item (movie|title|...)."""
+    between = "|" if path.name.startswith("u.item") else "::"
+    for number, line in lines(path, meter, "latin-1"):
+        movie, title, rest = [*line.split(between, 2), "", ""][:3]
+        if whole(movie, 1) is None or not title.strip() or not rest:
+            raise wrong(
+                path, number, f"found {line[:60]!r}, expected movie{between}title{between}... "
+                "with the movie's number from 1; is the file cut off?"
+            )  # fmt: skip
+        yield str(int(movie)), plain(_decoded(title.strip()))
 
 
 def _decoded(title: str) -> str:
