@@ -312,6 +312,12 @@ def test_recommend_says_what_is_wrong_with_a_run(trained, tmp_path):
         recommend(untitled, run.params, "1", listed=tmp_path)
 
 
+def test_data_that_is_split_already_is_refused(tmp_path):
+    (tmp_path / "train").mkdir()
+    with pytest.raises(MixflError, match="prepared with --split"):
+        movie.problem(movie.Options(), tmp_path)
+
+
 def test_recommend_on_the_command_line(trained):
     call = click.testing.CliRunner().invoke
     said = call(cli, ["recommend", str(trained / "run"), "--history", "Toy Story,3", "--top", "2"])

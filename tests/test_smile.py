@@ -86,6 +86,19 @@ def test_preset_cpu_shows_the_papers_effect_and_the_bias_of_parallel_training(tm
     assert loss["pt"] > max(loss["1wgt"], loss["2wgt"]), loss
 
 
+def test_data_that_is_split_already_is_used_as_it_is(tmp_path):
+    for part, seed in (("train", 1), ("test", 2)):
+        drawn = faces(6, 5, size=8, seed=seed)
+        client = drawn.pop("client")
+        mixfl.ClientData.from_arrays(drawn, client=client).write(tmp_path / part)
+    split = smile.problem(smile.Options(), tmp_path)
+    train, test = (mixfl.ClientData.open(tmp_path / part) for part in ("train", "test"))
+    assert sum(len(t.examples) for t in split.terms) == len(train.examples)
+    np.testing.assert_array_equal(
+        split.evaluate.examples.all()["image"], test.examples.all()["image"]
+    )
+
+
 def test_inputs_by_the_statistics_that_each_setting_allows():
     """Each pixel has mean 0 and deviation 1, over both halves or over the central one."""
 

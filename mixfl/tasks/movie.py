@@ -104,6 +104,11 @@ def _synthetic(o: Options) -> ClientData:
 
 
 def _opened(path: Path) -> ClientData:
+    if (path / "train").is_dir():
+        raise MixflError(
+            f"{path} was prepared with --split: the movie task splits the users itself (in the "
+            "paper's proportions, by data_seed). Prepare it without."
+        )
     users = ClientData.open(path)
     columns = users.examples.columns
     kinds = {name: (len(c.shape), c.dtype.kind) for name, c in columns.items()}

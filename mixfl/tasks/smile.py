@@ -51,10 +51,7 @@ class Options:
 
 def problem(options: Options = Options(), data: Path | None = None) -> Problem:  # noqa: B008
     """From a client store with the columns `image` and `smiling`, or synthetic faces."""
-    people = _synthetic(options) if data is None else _opened(data)
-    order = np.random.default_rng(options.data_seed).permutation(len(people))
-    test = max(1, round(options.held_out * len(people)))
-    train, held_out = people.select(np.sort(order[test:])), people.select(np.sort(order[:test]))
+    train, held_out = _divided(options, data)
     smiling = train.where(lambda c: c["smiling"] == 1, "smiling")
     unsmiling = train.where(lambda c: c["smiling"] == 0, "smiling").examples
     for label, images in (("smiling", smiling.examples), ("unsmiling", unsmiling)):
@@ -64,7 +61,7 @@ def problem(options: Options = Options(), data: Path | None = None) -> Problem: 
                 f"(held_out = {options.held_out:g}), or give data with both labels."
             )
 
-    size = int(np.prod(people.examples.columns["image"].shape))
+    size = int(np.prod(train.examples.columns["image"].shape))
     mean, scale = _statistics(smiling, unsmiling, options.inputs)
     loss = partial(image_loss, mean=mean, scale=scale)
     return Problem(
@@ -76,6 +73,16 @@ def problem(options: Options = Options(), data: Path | None = None) -> Problem: 
         evaluate=Evaluation(held_out.examples, mean, scale),
         name="smile",
     )
+
+
+def _divided(o: Options, data: Path | None) -> tuple[ClientData, ClientData]:
+    """For training and for evaluation; prepared with --split, they are apart already."""
+    if data is not None and (data / "train").is_dir() and (data / "test").is_dir():
+        return _opened(data / "train"), _opened(data / "test")
+    people = _synthetic(o) if data is None else _opened(data)
+    order = np.random.default_rng(o.data_seed).permutation(len(people))
+    test = max(1, round(o.held_out * len(people)))
+    return people.select(np.sort(order[test:])), people.select(np.sort(order[:test]))
 
 
 def _synthetic(o: Options) -> ClientData:
