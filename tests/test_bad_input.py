@@ -21,7 +21,7 @@ from mixfl.cli import main
 from mixfl.errors import MixflError
 from mixfl.runs import directory
 from mixfl.runs.config import parse_assignments, read_config, to_toml
-from mixfl.settings import KEYS, WEIGHTINGS
+from mixfl.settings import KEYS, TABLES, WEIGHTINGS
 from mixfl.tasks import find
 
 TINY = f"{tiny_problem.__file__}:problem"
@@ -556,6 +556,9 @@ def test_settings_take_valid_values_only(key, value):
         assert isinstance(kept, kind | str) or kept is None or callable(kept)
 
 
+NAMED = {"weighting": WEIGHTINGS, "tables": TABLES}
+
+
 def valid(key):
     """Values that the key allows."""
     meta = KEYS[key].metadata
@@ -565,7 +568,7 @@ def valid(key):
         float: lambda: st.floats(
             least, allow_infinity=False, exclude_min=meta["above"] is not None
         ),
-        str: lambda: st.sampled_from(WEIGHTINGS) if key == "weighting" else st.text(),
+        str: lambda: st.sampled_from(NAMED[key]) if key in NAMED else st.text(),
     }[meta["kind"]]()
     return values | st.just("auto") if meta["auto"] else values
 

@@ -62,3 +62,13 @@ def test_data_prepare_and_info(tmp_path):
     again = mixfl(*words, tmp_path / "store")
     assert again.returncode == 2
     assert "exists already" in again.stderr
+
+
+def test_a_long_round_shows_its_progress_without_a_terminal(monkeypatch, capsys):
+    from mixfl.runs import progress
+
+    monkeypatch.setattr(progress, "WITHIN_SECONDS", 0)
+    report = progress.Plain()
+    report.start("2wgt", 0, 10)
+    report.within(3, 40, 100)
+    assert capsys.readouterr().out == "2wgt: round 4/10: 40 of 100 clients\n"

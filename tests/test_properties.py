@@ -321,7 +321,7 @@ def test_clients_go_through_a_fresh_permutation_each_round():
     cohorts, orders = set(), [[] for _ in sizes]
     for t in range(8):
         (piece,) = feeder.pieces(ALGORITHMS["fedavg"].build(p, s), t)
-        (found, mask), _ = piece.clients[0]
+        found, mask = piece.clients[0].batches
         chosen = [owner[row] for row in found["row"][:, 0, 0]]
         assert len(set(chosen)) == 4  # nobody twice
         cohorts.add(tuple(sorted(chosen)))

@@ -162,3 +162,13 @@ def test_auto_devices_share_small_models_with_clients(width, name, devices):
     p = wide_problem(clients=8, width=width)
     s = settings(cohort_size=4, central_batch=4, devices="auto")
     assert Simulator(p, ALGORITHMS[name].build(p, s), s).devices == devices
+
+
+def test_a_long_round_tells_how_far_it_is():
+    s = settings(cohort_size=5, cohort_chunk=2, rounds=2)
+    p = problem()
+    simulator = Simulator(p, ALGORITHMS["pt"].build(p, s), s)
+    told = []
+    simulator.within = lambda *progress: told.append(progress)
+    list(simulator.rounds(simulator.init(), 0, 2))
+    assert told == [(t, done, 5) for t in (0, 1) for done in (0, 2, 4, 5)]

@@ -124,6 +124,7 @@ def test_compare_pairs_trials_and_reports_divergence(tmp_path):
     plans = [
         plan("smile", a, given=dict(
             image_size=10, clients=12, per_client=6, rounds=4, cohort_size=5, client_batch=2,
+            **(dict(central_batch=8) if a == "pt" else {}),
             local_steps=2, client_lr=0.01, client_opt=opt, eval_every=2,
         ))
         for a, opt in (("pt", "sgd"), ("fedavg", "sgd"))
