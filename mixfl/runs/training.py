@@ -104,6 +104,9 @@ class Training:
     def run(self, label: str) -> Result:
         s, report = self.s, self.report
         state, start = self._begin()
+        report.start(label or self.plan.recipe.id, start, s.rounds)
+        self.simulator.within = report.within
+        self.stack.callback(report.stop)
         for term in self.plan.problem.populations:
             if term.clients.dropped:
                 report.note(
@@ -125,9 +128,6 @@ class Training:
                 f"{', '.join(sorted(self.never_finite))} of the initial model is not finite: look "
                 "at the data and the function that evaluate; it is written as null"
             )
-        report.start(label or self.plan.recipe.id, start, s.rounds)
-        self.simulator.within = report.within
-        self.stack.callback(report.stop)
         if self.directory is not None:
             self.directory.set_status("running", start)
         with stop_requested() as asked:
