@@ -156,7 +156,7 @@ def check(task, preset, data, assignments):
 
 @cli.command()
 @click.argument("task")
-@click.option("--preset", default="paper", show_default=True, metavar="P", help="Settings.")
+@click.option("--preset", metavar="P", help="Settings; a task's paper preset if not given.")
 @click.option("--data", metavar="DIR", help="Prepared data; without it, synthetic data.")
 @click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Any key.")
 @click.option("--json", "as_json", is_flag=True, help="For machines.")

@@ -6,9 +6,9 @@ term without data is a regularizer, `loss(params)`, one number.
 """
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -41,6 +41,7 @@ class Federated:
 
     def __post_init__(self):
         _check_term(self)
+        _check_rows(self)
         if not isinstance(self.clients, ClientData):
             raise MixflError(
                 f"Federated needs a mixfl.ClientData, got {type(self.clients).__name__}: make one "
@@ -107,8 +108,11 @@ class Problem:
         object.__setattr__(self, "terms", terms)
         if not terms or not all(isinstance(t, Federated | Central) for t in terms):
             raise MixflError("a problem needs terms: mixfl.Federated and mixfl.Central.")
+        if not isinstance(self.files, Mapping):
+            raise MixflError("files: expected a dict from names to texts.")
         for name, content in self.files.items():
-            if name in RESERVED or Path(name).name != name or not isinstance(content, str):
+            plain = isinstance(name, str) and re.fullmatch(r"[\w-][\w .-]*", name)
+            if not plain or name in RESERVED or not _is_text(content):
                 raise MixflError(
                     f"files: {name!r} must be a plain name that a run's folder has no other use "
                     "for, and its content a text."
@@ -140,6 +144,29 @@ class Problem:
                 dataclasses.replace(t, weight=weight) if isinstance(t, kind) else t for t in terms
             )
         return dataclasses.replace(self, terms=terms)
+
+
+def _is_text(content: Any) -> bool:
+    try:
+        return isinstance(content, str) and bool(content.encode() or True)
+    except UnicodeEncodeError:  # half a character
+        return False
+
+
+def _check_rows(term: Federated) -> None:
+    good = isinstance(term.rows, Mapping) and all(
+        isinstance(n, str)
+        and (
+            isinstance(c, str)
+            or (isinstance(c, list | tuple) and all(isinstance(k, str) for k in c))
+        )
+        for n, c in term.rows.items()
+    )
+    if not good:
+        raise MixflError(
+            f"rows = {term.rows!r}: expected a dict from a table's name to the columns that name "
+            "its rows, such as {'movies': ('context', 'movie')}."
+        )
 
 
 def _check_term(term: Term) -> None:

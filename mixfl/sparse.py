@@ -140,7 +140,9 @@ def restrict(message: Message, ids: Mapping[str, Any]) -> Message:
     """What a client gets: of the tables, only its rows."""
 
     def take(tree):
-        return on_tables(lambda t, rows: t.at[rows].get(mode="fill", fill_value=0), ids, tree)
+        return on_tables(
+            lambda t, rows: jnp.asarray(t).at[rows].get(mode="fill", fill_value=0), ids, tree
+        )
 
     return Message(take(message.x), None if message.aug is None else take(message.aug))
 
@@ -149,7 +151,9 @@ def own_part(upload: Upload, aug, ids: Mapping[str, Any], eta: float) -> Upload:
     """The upload with what the client's own data caused, on its rows."""
     if aug is None:
         return upload
-    own = on_tables(lambda d, _, a: d + eta * upload.steps * a, ids, upload.delta, aug)
+    own = on_tables(
+        lambda d, _, a: (d + eta * upload.steps * a).astype(d.dtype), ids, upload.delta, aug
+    )
     return upload._replace(delta=own)
 
 
@@ -235,7 +239,12 @@ def row_sparse(algorithm: Algorithm, problem: Problem, s: Settings,
 
     def summand(upload):
         sums, ids = algorithm.summand(upload._replace(rows=None)), upload.rows or {}
-        mark = functools.partial(on_tables, lambda leaf, n: Rows(ids[n], leaf, rows_of[n]))
+
+        def rows(leaf, n):
+            held = (ids[n] < rows_of[n]).reshape(-1, *[1] * (leaf.ndim - 1))
+            return Rows(ids[n], jnp.where(held, leaf, 0), rows_of[n])  # padding may be NaN
+
+        mark = functools.partial(on_tables, rows)
         names = {n: n for n in ids}
         return sums._replace(
             weighted=mark(names, sums.weighted),

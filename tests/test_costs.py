@@ -64,6 +64,33 @@ def test_the_compiler_counts_what_the_forms_cost(small):
     assert step["pt"]["gram"] < 0.1 * step["baseline"]["pairs"]
 
 
+def test_a_problem_of_ones_own(tmp_path):
+    own = tmp_path / "own.py"
+    own.write_text(
+        "import jax.numpy as jnp, numpy as np, mixfl\n"
+        "data = mixfl.ClientData.from_arrays({'m': np.arange(8) % 5}, client=np.arange(8) // 2)\n"
+        "loss = lambda p, b: jnp.sum(p['t'][b['m']] ** 2, 1)\n"
+        "problem = mixfl.Problem(lambda key: {'t': jnp.ones((50, 3))},\n"
+        "    [mixfl.Federated(loss, data, rows={'t': 'm'}),\n"
+        "     mixfl.Central(lambda p: p['t'].sum())],\n"
+        "    settings=dict(cohort_size=2, client_batch=2, local_steps=1))\n"
+    )
+    done = CliRunner().invoke(cli, ["costs", f"{own}:problem", "--json"])
+    assert done.exit_code == 0, done.output
+    counted = {a: c["counted"] for a, c in json.loads(done.stdout).items()}
+    assert counted["baseline"]["down"] == 50 * 3 * 4
+    assert counted["pt"]["down"] == counted["pt"]["rows"] * 3 * 4
+
+
+def test_the_regularizers_steps_are_those_of_the_run():
+    found = costs("movie", "demo", None, SMALL | dict(central_steps=2))
+    steps = {a: c.regularizer_steps for a, c in found.counted.items()}
+    assert steps == {"baseline": 3, "pt": 2, "1wgt": 1, "2wgt": 2}
+    pairs = found.counted["pt"].regularizer_flop["pairs"]
+    (row,) = [r for r in tables(found)[2][2] if r[0] == "PT"]
+    assert float(row[4]) == pytest.approx(2 * pairs / 1e6, abs=0.01)
+
+
 def test_what_is_printed(small):
     text = json.dumps([*tables(small), *notes(small)])
     assert "K N^2 d / 2" in text

@@ -312,6 +312,14 @@ def test_recommend_says_what_is_wrong_with_a_run(trained, tmp_path):
         recommend(untitled, run.params, "1", listed=tmp_path)
 
 
+def test_titles_with_commas_stay_whole(trained):
+    run = mixfl.load(trained / "run")
+    seen, _ = recommend(run.config, run.params, "Film 3, The (1923), 7,film 4, the (1924)")
+    assert [m.movie for m in seen] == [3, 7, 4]
+    with pytest.raises(MixflError, match="there is no movie 1111"):
+        recommend(run.config, run.params, "1" * 5000)
+
+
 def test_data_that_is_split_already_is_refused(tmp_path):
     (tmp_path / "train").mkdir()
     with pytest.raises(MixflError, match="prepared with --split"):

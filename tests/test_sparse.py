@@ -14,6 +14,7 @@ from mixfl import sparse
 from mixfl.algorithms import ALGORITHMS
 from mixfl.engine import Simulator
 from mixfl.errors import MixflError
+from mixfl.experiments.check import check_problem
 
 N, DIM = 60, 4  # of the table
 ROUNDS = 20
@@ -233,18 +234,73 @@ def test_wrong_marks_are_a_sentence(case):
         mixfl.train(problem, "fedavg", rounds=1, cohort_size=2)
 
 
-def test_a_loss_that_uses_other_rows_is_refused():
-    def whole(params, batch):
-        return loss(params, batch) + jnp.mean(params["towers"]["items"] ** 2)
+def with_bias(key):
+    return init(key) | {"bias": jnp.zeros(N)}
 
-    def numbered(params, batch):  # renumbered rows are no longer the numbers of the data
-        return loss(params, batch) * jnp.where(batch["next"] > 30, 2.0, 1.0)
 
-    clients = mixfl.ClientData.from_arrays(data(0, 8), client=np.arange(8) // 2)
-    for function in (whole, numbered):
-        problem = mixfl.Problem(init, [mixfl.Federated(function, clients, rows=ROWS)])
-        with pytest.raises(MixflError, match="another one when"):
-            mixfl.train(problem, "fedavg", rounds=1, cohort_size=2)
+REFUSED = {
+    "the whole table": lambda p, b: loss(p, b) + jnp.mean(p["towers"]["items"] ** 2),
+    "the number of a row": lambda p, b: loss(p, b) * jnp.where(b["next"] > 30, 2.0, 1.0),
+    "a mask by number": lambda p, b: loss(p, b) * (b["seen"][:, 0] > 0),
+    "a parameter that is not marked, and 0": lambda p, b: loss(p, b) + p["bias"][b["next"]],
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_loss_that_uses_more_than_the_rows_is_refused(case):
+    """Its result would silently differ from the dense one."""
+    columns = data(0, 8)
+    columns["seen"][5] = 0
+    clients = mixfl.ClientData.from_arrays(columns, client=np.arange(8) // 2)
+    problem = mixfl.Problem(with_bias, [mixfl.Federated(REFUSED[case], clients, rows=ROWS)])
+    with pytest.raises(MixflError, match="another one when"):
+        mixfl.train(problem, "fedavg", rounds=1, cohort_size=2)
+    failed = [f.what for f in check_problem(problem, mixfl.Settings(cohort_size=2)) if not f.good]
+    assert "rows that a batch names" in failed[0]
+    mixfl.train(problem, "fedavg", rounds=1, cohort_size=2, tables="dense")
+
+
+def test_padding_rows_reject_nobody():
+    """They are zeros, where a loss that normalizes its table has no gradient."""
+
+    def normalized(params, batch):
+        items = params["towers"]["items"]
+        unit = items / jnp.linalg.norm(items, axis=1, keepdims=True)
+        bad = jnp.where(batch["next"] < 0, 0.0, 1.0) / batch["fine"]
+        return (1 - jnp.sum(unit[batch["next"]] * unit[batch["seen"][:, 0]], 1)) * bad
+
+    columns = data(0, 12) | {"fine": np.repeat([1, 0, 1, 1], 3).astype(np.float32)}
+    clients = mixfl.ClientData.from_arrays(columns, client=np.repeat(np.arange(4), 3))
+    term = mixfl.Federated(normalized, clients, rows=ROWS)
+    problem = mixfl.Problem(init, [term])
+    s = mixfl.Settings(**(SETTINGS | dict(rounds=1)))
+    sim = Simulator(problem, ALGORITHMS["fedavg"].build(problem, s), s)
+    (result,) = sim.rounds(sim.init(), 0, 1)
+    assert int(result.info["clients/rejected"]) == 1
+
+
+def test_half_precision_is_sent_in_half_precision():
+    half = lambda key: jax.tree.map(lambda a: a.astype(jnp.bfloat16), init(key))  # noqa: E731
+    ups = []
+    for algorithm in ("pt", "1wgt"):
+        problem = mixfl.Problem(half, PROBLEMS["regularizer"]())
+        s = mixfl.Settings(**SETTINGS)
+        ups.append(
+            Simulator(problem, ALGORITHMS[algorithm].build(problem, s), s).message_bytes(0)[1]
+        )
+    assert ups[0] == ups[1]
+
+
+def test_tables_that_nobody_marked():
+    problem = mixfl.Problem(init, [population(rows={})])
+    with pytest.raises(MixflError, match="no term marks a table"):
+        mixfl.train(problem, "fedavg", rounds=1, cohort_size=2, tables="rows")
+
+
+@pytest.mark.parametrize("rows", [["t"], {"t": 5}, None, {3: "seen"}])
+def test_rows_of_the_wrong_kind(rows):
+    with pytest.raises(MixflError, match="expected a dict from a table's name"):
+        population(rows=rows)
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 40), st.integers(1, 12))

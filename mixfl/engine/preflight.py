@@ -13,16 +13,17 @@ from mixfl.problem import Federated, Problem, Term
 from mixfl.settings import Settings
 from mixfl.sparse import renumber, restrict, tables
 
+ROWS_BATCH = 50
 BATCH = 3  # unlike most sizes in a model, so that a wrong axis shows
 
 
-def preflight(problem: Problem, s: Settings) -> None:
+def preflight(problem: Problem, s: Settings, row_sparse: bool = False) -> None:
     hint = ". It must return floating-point arrays only (see docs/models.md)"
     x = attempt("init", lambda: jax.eval_shape(problem.init, jax.random.key(s.seed)), hint)
     check_params(x)
     for term in problem.terms:
         check_loss(term, x)
-        if isinstance(term, Federated) and term.rows:
+        if row_sparse and isinstance(term, Federated) and term.rows:
             check_rows(term, problem.init(jax.random.key(s.seed)))
     for key, lr in (
         ("client_opt", s.client_lr), ("server_opt", s.server_lr), ("central_opt", s.eta_c),
@@ -61,27 +62,39 @@ def check_loss(term: Term, x) -> None:
 
 
 def check_rows(term: Federated, x) -> None:
-    """The loss of a client that holds only the rows of tables that its data names is the same."""
+    """The loss of a client that holds only the rows of tables that its data names is the same.
+
+    At a model with noise, as one of zeros would hide much; and in two orders of the rows, as
+    the numbers in a batch are positions then, and mean nothing by themselves.
+    """
+    rng = np.random.default_rng(0)
+    x = jax.tree.map(lambda a: a + jnp.asarray(0.5 * rng.normal(size=a.shape), a.dtype), x)
     marked = tables(term, x)
-    batch = term.examples.take(np.arange(BATCH)[None] % len(term.examples))  # one client's
-    most = {name: table.rows for name, table in marked.items()}
-    local, ids = renumber(batch, marked, most)
+    chosen = np.linspace(0, len(term.examples) - 1, ROWS_BATCH).astype(np.int64)
+    batch = term.examples.take(chosen[None])  # one client's
+    local, ids = renumber(batch, marked, {name: table.rows for name, table in marked.items()})
     held = {name: rows[0][rows[0] < marked[name].rows] for name, rows in ids.items()}
-    own = restrict(Message(x), held).x
-    expected, found = (
-        attempt(f"the loss of term '{term.name}'", lambda p=p, b=b: np.asarray(term.loss(p, b)))
-        for p, b in (
-            (x, {k: v[0] for k, v in batch.items()}),
-            (own, {k: v[0] for k, v in local.items()}),
-        )
-    )
-    if not np.allclose(expected, found, rtol=1e-3, atol=1e-5, equal_nan=True):
-        raise MixflError(
-            f"the loss of term '{term.name}' is another one when {', '.join(marked)} has only the "
-            "rows that the batch names: use the table only as "
-            f"params[...][batch['{marked[next(iter(marked))].columns[0]}']] (no number of its own, "
-            "no other rows), or leave out rows=... in mixfl.Federated."
-        )
+
+    def loss(params, columns):
+        what = f"the loss of term '{term.name}' of a client that holds only its own rows"
+        return attempt(what, lambda: np.asarray(term.loss(params, columns), np.float32))
+
+    expected = loss(x, {name: column[0] for name, column in batch.items()})
+    named = {c: len(held[n]) for n, table in marked.items() for c in table.columns}
+    for reverse in (False, True):
+        order = slice(None, None, -1 if reverse else 1)
+        own = restrict(Message(x), {name: rows[order] for name, rows in held.items()}).x
+        columns = {
+            name: named[name] - 1 - column[0] if reverse and name in named else column[0]
+            for name, column in local.items()
+        }
+        if not np.allclose(expected, loss(own, columns), rtol=1e-3, atol=1e-5, equal_nan=True):
+            raise MixflError(
+                f"the loss of term '{term.name}' is another one when {', '.join(marked)} has only "
+                "the rows that the batch names: use it only as "
+                f"params[...][batch['{marked[next(iter(marked))].columns[0]}']] (no other rows), "
+                "and these columns for nothing else (another table, a mask), or leave out rows=..."
+            )
 
 
 def _shape(found) -> str:

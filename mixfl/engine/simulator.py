@@ -38,7 +38,7 @@ class Simulator:
         self.feeder = Feeder(problem, s, self.devices, self.tables)
         self.feeder.check_draws(self.at(0))
         self.programs: dict[Algorithm, Round] = {}
-        self.bytes: dict[Algorithm, list[dict[str, np.ndarray]]] = {}
+        self.bytes: dict[Algorithm, list[tuple]] = {}
         self.waited = 0.0  # seconds that the loop waited for data
         # Called as (round, clients done, clients) within rounds that are cut into chunks.
         self.within: Callable[[int, int, int], None] = lambda *_: None
@@ -125,19 +125,17 @@ class Simulator:
         if algorithm not in self.bytes:
             self.bytes[algorithm] = self._message_bytes(algorithm, round)
         total = np.zeros(2)
-        for j, (term, counted) in enumerate(
-            zip(self.problem.populations, self.bytes[algorithm], strict=True)
-        ):
-            total += counted[""]
-            if self.tables.get(term.name):
-                rows = self.feeder.held_rows(algorithm, round, j)
-                for table, held in rows.items():
-                    total += held.mean() * counted[table]
+        for j, counted in enumerate(self.bytes[algorithm]):
+            base, per_row = counted
+            total += base
+            if per_row:
+                for table, held in self.feeder.held_rows(algorithm, round, j).items():
+                    total += held.mean() * per_row[table]
         down, up = total / len(self.problem.populations)
         return float(down), float(up)
 
-    def _message_bytes(self, algorithm: Algorithm, round: int) -> list[dict[str, np.ndarray]]:
-        """Per population, bytes down and up: {"": without rows of tables, table: per row}."""
+    def _message_bytes(self, algorithm: Algorithm, round: int) -> list[tuple]:
+        """Per population, bytes down and up: without rows of tables, and by table, per row."""
         piece = next(iter(self.feeder.pieces(algorithm, round)))
         messages = jax.eval_shape(algorithm.broadcast, self.shapes(), piece.drawn)
         found = []
@@ -160,13 +158,17 @@ class Simulator:
             single = {table: 1 for table in self.tables.get(term.name, ())}
             base = count(single)
             per_row = {t: count(single | {t: 2}) - base for t in single}
-            found.append({"": base - sum(per_row.values(), np.zeros(2)), **per_row})
+            found.append((base - sum(per_row.values(), np.zeros(2)), per_row))
         return found
 
 
 def row_sparse_tables(problem: Problem, algorithm: Algorithm, s: Settings) -> dict:
     """Per population's name, the tables of which its clients get only their rows."""
-    if why_dense(algorithm, s) or not any(t.rows for t in problem.populations):
+    if not any(t.rows for t in problem.populations):
+        if s.tables == "rows":
+            raise MixflError("tables = rows, but no term marks a table (rows=... of Federated).")
+        return {}
+    if why_dense(algorithm, s):
         return {}
     try:
         x = jax.eval_shape(problem.init, jax.random.key(0))

@@ -16,7 +16,7 @@ import numpy as np
 from mixfl.algorithm import Batches, ClientFeed, Message
 from mixfl.algorithms import ALGORITHMS
 from mixfl.engine import Simulator
-from mixfl.engine.preflight import attempt, check_loss
+from mixfl.engine.preflight import attempt, check_loss, check_rows
 from mixfl.engine.simulator import check_params
 from mixfl.errors import MixflError
 from mixfl.problem import Central, Problem, Term
@@ -126,6 +126,13 @@ def check_term(term: Term, x, near, s: Settings) -> Iterator[Finding]:
     if isinstance(term, Central):
         return
     yield _padding(term, x, s, data, n)
+    if term.rows:
+        try:
+            check_rows(term, x)
+            wrong = ""
+        except MixflError as error:
+            wrong = str(error)
+        yield Finding(not wrong, f"{name}: the rows that a batch names are all it uses", wrong)
 
 
 def _finite(name: str, loss, g) -> Finding:

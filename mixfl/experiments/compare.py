@@ -35,8 +35,7 @@ def compare(
 ) -> list[Outcome]:
     """Trial k has the seed of the settings plus k, the same for every algorithm."""
     for plan in plans:  # every mistake shows before the first run begins
-        plan.simulator()
-        preflight(plan.problem, plan.settings)
+        preflight(plan.problem, plan.settings, bool(plan.simulator().tables))
     outcomes = []
     for plan in plans:
         outcome = Outcome(plan.recipe.id)

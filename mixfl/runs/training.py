@@ -65,7 +65,7 @@ def train(
 def run(plan: Plan, out: Path | None, resume: bool, report: Quiet, label: str = "") -> Result:
     """Everything is checked before anything is written."""
     simulator = plan.simulator()
-    preflight(plan.problem, plan.settings)
+    preflight(plan.problem, plan.settings, bool(simulator.tables))
     # A mistake in it shows now, not after the first rounds.
     before = evaluated(plan.problem, simulator.init().x)
     config = plan.config(simulator)
