@@ -975,6 +975,16 @@ def test_interrupted(tmp_path, split, monkeypatch):
     assert set(tmp_path.rglob("*")) == before
 
 
+def test_info_of_a_folder_of_stores_shows_them_all(tmp_path):
+    data = mixfl.ClientData.from_arrays({"x": np.arange(4)}, client=np.arange(4))
+    for name in ("federated", "central/train", "central/test"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        data.write(tmp_path / name)
+    shown = info(tmp_path)
+    for name in ("federated", "central/train", "central/test"):
+        assert str(tmp_path / name) in shown
+
+
 def test_info(tmp_path):
     made("table", numbers(tmp_path / "t.csv"), tmp_path / "s", group=4)
     lines = info(tmp_path / "s")

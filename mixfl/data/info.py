@@ -13,9 +13,9 @@ BARS, WIDTH = 12, 40
 
 
 def info(store: Path) -> list[str]:
-    """Lines of text; for a folder of stores (a split), those of each."""
+    """Lines of text; for a folder of stores (a split, the text task's two), those of each."""
     store = Path(store)
-    inner = sorted(p.parent for p in store.glob("*/clients.arrow"))
+    inner = sorted(p.parent for n in (1, 2) for p in store.glob("*/" * n + "clients.arrow"))
     if inner and not (store / "clients.arrow").exists():
         return [line for path in inner for line in [*info(path), ""]][:-1]
     data = open_store(store)
