@@ -1,5 +1,7 @@
 """The paper's verbs: gradient at a point, local steps, aggregation, server step."""
 
+import contextlib
+import contextvars
 import functools
 
 import jax
@@ -13,6 +15,18 @@ from mixfl.settings import Settings
 
 # Up to this many steps are written out one by one in the compiled program: faster than a loop.
 UNROLL = 4
+
+_after_chunk: contextvars.ContextVar = contextvars.ContextVar("after_chunk", default=None)
+
+
+@contextlib.contextmanager
+def after_each_chunk(call):
+    """Programs traced within call `call()` after each chunk of a batch drawn at the server."""
+    token = _after_chunk.set(call)
+    try:
+        yield
+    finally:
+        _after_chunk.reset(token)
 
 
 def add(*trees):
@@ -48,11 +62,13 @@ def chunked_gradient(term: Term, x, batch: Batches):
     """As `gradient`, for a batch [chunks, chunk, ...]: the same sum, one chunk at a time."""
     if batch.mask.shape[0] == 1:
         return gradient(term, x, jax.tree.map(lambda a: a[0], batch))
-    count = jnp.sum(batch.mask)
+    count, tell = jnp.sum(batch.mask), _after_chunk.get()
 
     def part(total, chunk):
-        found = jax.value_and_grad(lambda x: _loss(term, x, chunk, count))(x)
-        return add(total, found), None
+        loss, g = jax.value_and_grad(lambda x: _loss(term, x, chunk, count))(x)
+        if tell is not None:  # it gets the loss only so as to wait for it
+            jax.debug.callback(lambda _: tell(), loss)
+        return add(total, (loss, g)), None
 
     return jax.lax.scan(part, (jnp.zeros(()), zeros(x)), batch)[0]
 

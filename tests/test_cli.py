@@ -70,5 +70,5 @@ def test_a_long_round_shows_its_progress_without_a_terminal(monkeypatch, capsys)
     monkeypatch.setattr(progress, "WITHIN_SECONDS", 0)
     report = progress.Plain()
     report.start("2wgt", 0, 10)
-    report.within(3, 40, 100)
+    report.within(3, 0.4, "40 of 100 clients")
     assert capsys.readouterr().out == "2wgt: round 4/10: 40 of 100 clients\n"

@@ -171,4 +171,35 @@ def test_a_long_round_tells_how_far_it_is():
     told = []
     simulator.within = lambda *progress: told.append(progress)
     list(simulator.rounds(simulator.init(), 0, 2))
-    assert told == [(t, done, 5) for t in (0, 1) for done in (0, 2, 4, 5)]
+    assert told == [(t, done / 5, f"{done} of 5 clients") for t in (0, 1) for done in (0, 2, 4, 5)]
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("name", ["pt", "2wgt", "1wgt", "oracle", "central", "pretrain"])
+def test_the_server_tells_how_far_it_is(name, devices):
+    s = settings(
+        cohort_size=4, client_batch=4, cohort_chunk=2, rounds=2, local_steps=2,
+        central_batch=16, central_chunk=2, devices=devices,
+    )  # fmt: skip
+    p = problem()
+    algorithm = ALGORITHMS[name].build(p, s)
+    plain, telling = Simulator(p, algorithm, s), Simulator(p, algorithm, s)
+    expected = list(plain.rounds(plain.init(), 0, 2))[-1].state
+    told = []
+    telling.within = lambda *progress: told.append(progress)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mixfl.engine.simulator.LONG_ROUND", 2)
+        found = list(telling.rounds(telling.init(), 0, 2))[-1].state
+        jax.block_until_ready(found)
+        jax.effects_barrier()
+    for a, b in zip(jax.tree.leaves(found.x), jax.tree.leaves(expected.x), strict=True):
+        np.testing.assert_array_equal(a, b)
+    chunks = {"1wgt": 8, "oracle": 2 * 2 * 8}.get(name, 2 * 8)
+    assert not telling.under_way
+    for t in (0, 1):
+        said = [words for round, part, words in told if round == t]
+        if name == "pretrain" and t == 1:
+            assert said[-1] == "4 of 4 clients"
+            continue
+        assert any(w.endswith(f"1 of {chunks} batches at the server") for w in said), said
+        assert any(w.endswith(f"{chunks} of {chunks} batches at the server") for w in said), said

@@ -54,6 +54,10 @@ class Feeder:
         chunks = -(-s.cohort_size // most)
         self.chunk = -(-s.cohort_size // (chunks * devices)) * devices
 
+    def chunks(self, draw: Draw) -> int:
+        """The parts that each of its batches is cut into."""
+        return -(-draw.batch // self.s.central_chunk)
+
     def check_draws(self, algorithm: Algorithm) -> None:
         """A round's central batches are read whole: more than memory holds is an error."""
         for term, draw in zip(self.problem.terms, algorithm.feed.draw, strict=True):
@@ -150,7 +154,7 @@ class Feeder:
         rng = cohort.generator(s.seed, round, what, j)
         rows = cohort.drawn_rows(rng, len(term.examples), draw.steps, draw.batch)
         # Cut into chunks as equal as can be, each padded to equal parts for the devices.
-        chunks = -(-draw.batch // s.central_chunk)
+        chunks = self.chunks(draw)
         chunk = -(-draw.batch // (chunks * self.devices)) * self.devices
         place = np.arange(chunks * chunk)
         shape = (draw.steps, chunks, chunk)

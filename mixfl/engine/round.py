@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 from mixfl.algorithm import Algorithm
 from mixfl.problem import Problem
 from mixfl.sparse import add_rows, zeros_for
-from mixfl.steps import add
+from mixfl.steps import add, after_each_chunk
 
 AXIS = "clients"
 
@@ -37,10 +37,17 @@ def finite(tree) -> jax.Array:
 
 
 class Round:
-    """The programs of one algorithm: `whole` for a round in one piece, and its three parts."""
+    """The programs of one algorithm: `whole` for a round in one piece, and its three parts.
 
-    def __init__(self, algorithm: Algorithm, problem: Problem, devices: int = 1):
+    `after_chunk`, if given, is called from the running program after each chunk of the batches
+    drawn at the server. JAX keeps no program that calls back in its cache on disk.
+    """
+
+    def __init__(
+        self, algorithm: Algorithm, problem: Problem, devices: int = 1, after_chunk: Any = None
+    ):
         self.algorithm, self.problem, self.devices = algorithm, problem, devices
+        self.after_chunk = after_chunk
         self.traces = 0
         self.shapes: Any = None  # of the sums
         self.mesh = Mesh(np.array(jax.devices()[:devices]), (AXIS,)) if devices > 1 else None
@@ -59,22 +66,21 @@ class Round:
 
     def _whole(self, state, drawn, clients):
         self.traces += 1
-        messages = self.algorithm.broadcast(state, drawn)
+        messages = self._begin(state, drawn)
         carry = self._sum(messages, clients)
-        return self._update(state, drawn, messages, carry)
+        return self._finish(state, drawn, messages, carry)
 
     def _begin(self, state, drawn):
-        return self.algorithm.broadcast(state, drawn)
+        with after_each_chunk(self.after_chunk):
+            return self.algorithm.broadcast(state, drawn)
 
     def _accumulate(self, carry, messages, clients):
         self.traces += 1
         return add(carry, self._sum(messages, clients))
 
     def _finish(self, state, drawn, messages, carry):
-        return self._update(state, drawn, messages, carry)
-
-    def _update(self, state, drawn, messages, carry):
-        central = self.algorithm.central(state, drawn)
+        with after_each_chunk(self.after_chunk):
+            central = self.algorithm.central(state, drawn)
         state, info = self.algorithm.update(state, messages, carry.sums, central)
         info = {**info, "clients/rejected": carry.rejected, "finite": finite(state)}
         return state, info

@@ -2,7 +2,9 @@
 
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -18,12 +20,34 @@ from mixfl.settings import Settings
 from mixfl.sparse import restrict, row_sparse, tables, why_dense
 
 LARGE_PARAMETER = 2**20  # numbers; measured, see docs/simulator.md
+LONG_ROUND = 32  # chunks of central batches in a round from which on it tells its progress
 
 
 class RoundResult(NamedTuple):
     round: int  # rounds done so far
     state: Any  # has the model as .x
     info: dict[str, Any]  # numbers of this round, still on the device
+
+
+@dataclass
+class Progress:
+    """How far a long round is."""
+
+    round: int
+    chunks: int = 0  # of batches at the server
+    clients: int = 0
+    chunks_done: int = 0
+    clients_done: int = 0
+
+    def tell(self) -> tuple[int, float, str]:
+        parts, words = [], []
+        if self.clients:
+            parts.append(self.clients_done / self.clients)
+            words.append(f"{self.clients_done} of {self.clients} clients")
+        if self.chunks:
+            parts.append(self.chunks_done / self.chunks)
+            words.append(f"{self.chunks_done} of {self.chunks} batches at the server")
+        return self.round, sum(parts) / len(parts), ", ".join(words)
 
 
 class Simulator:
@@ -40,8 +64,9 @@ class Simulator:
         self.programs: dict[Algorithm, Round] = {}
         self.bytes: dict[Algorithm, list[tuple]] = {}
         self.waited = 0.0  # seconds that the loop waited for data
-        # Called as (round, clients done, clients) within rounds that are cut into chunks.
-        self.within: Callable[[int, int, int], None] = lambda *_: None
+        # Called as (round, part done, how far it is in words) within long rounds.
+        self.within: Callable[[int, float, str], None] = lambda *_: None
+        self.under_way: deque[Progress] = deque()  # long rounds that were begun
 
     def init(self) -> Any:
         """The state before the first round; the model comes from the seed."""
@@ -62,8 +87,22 @@ class Simulator:
 
     def program(self, algorithm: Algorithm) -> Round:
         if algorithm not in self.programs:
-            self.programs[algorithm] = Round(algorithm, self.problem, self.devices)
+            tell = self._chunk_done if self.long(algorithm) else None
+            self.programs[algorithm] = Round(algorithm, self.problem, self.devices, tell)
         return self.programs[algorithm]
+
+    def long(self, algorithm: Algorithm) -> int:
+        """The chunks that the server computes in a round, if they are many; otherwise 0."""
+        chunks = [(draw.steps, self.feeder.chunks(draw)) for draw in algorithm.feed.draw if draw]
+        count = sum(steps * parts for steps, parts in chunks if parts > 1)
+        return count if count >= LONG_ROUND else 0
+
+    def _chunk_done(self) -> None:
+        progress = self.under_way[0]
+        progress.chunks_done += 1
+        self.within(*progress.tell())
+        if progress.chunks_done == progress.chunks:
+            self.under_way.popleft()
 
     @property
     def traces(self) -> int:
@@ -83,7 +122,7 @@ class Simulator:
         try:
             pieces = iter(feed)
             for t in range(start, stop):
-                state, info = self._round(self.program(self.at(t)), state, pieces)
+                state, info = self._round(self.at(t), state, pieces)
                 # Stay one round ahead of the device, no more: memory and Ctrl-C want that.
                 if pending is not None:
                     jax.block_until_ready(pending)
@@ -92,20 +131,24 @@ class Simulator:
         finally:
             feed.close()
 
-    def _round(self, program: Round, state, pieces):
+    def _round(self, algorithm: Algorithm, state, pieces):
+        program = self.program(algorithm)
         piece = self._next(pieces)
         drawn = piece.drawn
+        progress = Progress(piece.round, self.long(algorithm))
+        if progress.chunks:
+            self.under_way.append(progress)
         if piece.last:
             return program.whole(state, drawn, piece.clients)
-        cohort, done = self.s.cohort_size, 0
-        self.within(piece.round, done, cohort)
+        progress.clients = self.s.cohort_size
+        self.within(*progress.tell())
         messages = program.begin(state, drawn)
         carry = program.empty(messages, piece.clients)
         while True:
             carry = program.accumulate(carry, messages, piece.clients)
             jax.block_until_ready(carry.rejected)  # a chunk's memory at a time
-            done = min(done + self.feeder.chunk, cohort)
-            self.within(piece.round, done, cohort)
+            progress.clients_done = min(progress.clients_done + self.feeder.chunk, progress.clients)
+            self.within(*progress.tell())
             if piece.last:
                 return program.finish(state, drawn, messages, carry)
             piece = self._next(pieces)

@@ -31,7 +31,7 @@ def clock(seconds: float) -> str:
 class Quiet:
     def start(self, label: str, done: int, total: int) -> None: ...
     def advance(self, done: int) -> None: ...
-    def within(self, round: int, done: int, total: int) -> None: ...
+    def within(self, round: int, part: float, words: str) -> None: ...
     def evaluated(self, row: dict[str, Any]) -> None: ...
     def note(self, message: str) -> None: ...
     def stop(self) -> None: ...
@@ -48,12 +48,11 @@ class Plain(Quiet):
         if self.first is None:  # the first round has the compilation in it
             self.first, self.begun = done, time.perf_counter()
 
-    def within(self, round, done, total):
+    def within(self, round, part, words):
         now = time.perf_counter()
         if now - self.said > WITHIN_SECONDS:
             self.said = now
-            print(f"{self.label}: round {round + 1}/{self.total}: {done} of {total} clients",
-                  flush=True)  # fmt: skip
+            print(f"{self.label}: round {round + 1}/{self.total}: {words}", flush=True)
 
     def evaluated(self, row):
         done = row["round"] - self.first
@@ -96,9 +95,9 @@ class Bar(Quiet):
     def advance(self, done):
         self.progress.update(self.task, completed=done)
 
-    def within(self, round, done, total):
-        clients = f"{done}/{total} clients"
-        self.progress.update(self.task, completed=round + done / (total + 1), metrics=clients)
+    def within(self, round, part, words):
+        # A round counts as done when its numbers are there.
+        self.progress.update(self.task, completed=round + 0.99 * part, metrics=words)
 
     def evaluated(self, row):
         self.progress.update(self.task, completed=row["round"], metrics=summary(row))
