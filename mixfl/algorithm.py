@@ -80,7 +80,7 @@ class Feed(NamedTuple):
     clients: bool = True  # a cohort of each population
     share: bool = False  # and central examples dealt out to its clients
     draw: tuple[Draw | None, ...] = ()  # per term, batches drawn at the server
-    rows: bool = True  # of a table, a client's steps use only the rows named in its own data
+    own: bool = True  # a client's steps use the model through its own loss only
 
 
 class Algorithm(NamedTuple):
@@ -114,7 +114,7 @@ class Recipe:
 RUN_KEYS = frozenset({"rounds", "seed", "eval_every", "checkpoint_every", "devices"})
 CLIENT_KEYS = frozenset(
     {"cohort_size", "client_batch", "local_steps", "client_lr", "client_opt", "weighting",
-     "cohort_chunk", "server_lr", "server_opt", "w_f", "tables"}
+     "cohort_chunk", "server_lr", "server_opt", "w_f", "tables", "first_layer"}
 )  # fmt: skip
 BATCH_KEYS = frozenset({"central_batch", "central_chunk", "w_c"})
 CENTRAL_KEYS = BATCH_KEYS | {"central_steps", "central_lr", "central_opt"}

@@ -11,6 +11,7 @@ from mixfl.errors import MixflError, unknown
 Auto = Literal["auto"]
 WEIGHTINGS = ("examples", "steps", "uniform")
 TABLES = ("auto", "rows", "dense")
+FIRST_LAYERS = ("auto", "low-rank", "plain")
 LARGEST = {int: 2**63 - 1, float: sys.float_info.max}
 
 
@@ -57,6 +58,10 @@ class Settings:
     tables: str = key(
         "auto", "tables at clients: rows (their own only), dense; auto: rows where exact", kind=str
     )
+    first_layer: str = key(
+        "auto", "dense layers on raw inputs at clients: low-rank, plain; auto: what is faster",
+        kind=str,
+    )  # fmt: skip
     pretrain_rounds: int | Auto = key(
         "auto", "rounds of `central` before `fedavg`; auto: half", kind=int, least=0, auto=True
     )
@@ -81,6 +86,8 @@ class Settings:
             raise unknown("weighting", self.weighting, WEIGHTINGS)
         if self.tables not in TABLES:
             raise unknown("value of tables", self.tables, TABLES)
+        if self.first_layer not in FIRST_LAYERS:
+            raise unknown("value of first_layer", self.first_layer, FIRST_LAYERS)
 
     @property
     def eta_c(self) -> float:

@@ -11,7 +11,7 @@ plain SGD at the client. Where it would not be, the tables are dense.
 """
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ from mixfl.errors import MixflError, unknown
 from mixfl.optimizers import make
 from mixfl.problem import Federated, Problem
 from mixfl.settings import Settings
+from mixfl.trees import named_leaves, on_named
 
 # A client's rows are padded to one of at most so many sizes, each half of the one before, the
 # smallest no less than so many rows: every size is compiled, and a client costs what its size does.
@@ -47,7 +48,7 @@ class Rows:
 
 def tables(term: Federated, x: Any) -> dict[str, Table]:
     """The tables that a term marks, checked against the parameters' shapes `x` and its data."""
-    leaves = {name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(x)}
+    leaves = named_leaves(x)
     found: dict[str, Table] = {}
     for parameter, given in term.rows.items():
         if parameter not in leaves:
@@ -80,16 +81,11 @@ def tables(term: Federated, x: Any) -> dict[str, Table]:
     return found
 
 
-def name(path) -> str:
-    """A parameter's name: its place in the pytree, such as tower/movies."""
-    return jax.tree_util.keystr(path, simple=True, separator="/")
-
-
 def why_dense(algorithm: Algorithm, s: Settings) -> str | None:
     """Why tables are dense in this run, or None where a client's own rows are all it needs."""
     if s.tables == "dense":
         return "tables = dense"
-    if not algorithm.feed.rows:
+    if not algorithm.feed.own:
         reason = "the clients' steps of this algorithm use rows beyond those in their own data"
     elif not make(s.client_opt, s.client_lr).plain:
         reason = f"client_opt = {s.client_opt} also moves rows that are not in a client's data"
@@ -140,7 +136,7 @@ def restrict(message: Message, ids: Mapping[str, Any]) -> Message:
     """What a client gets: of the tables, only its rows."""
 
     def take(tree):
-        return on_tables(
+        return on_named(
             lambda t, rows: jnp.asarray(t).at[rows].get(mode="fill", fill_value=0), ids, tree
         )
 
@@ -151,7 +147,7 @@ def own_part(upload: Upload, aug, ids: Mapping[str, Any], eta: float) -> Upload:
     """The upload with what the client's own data caused, on its rows."""
     if aug is None:
         return upload
-    own = on_tables(
+    own = on_named(
         lambda d, _, a: (d + eta * upload.steps * a).astype(d.dtype), ids, upload.delta, aug
     )
     return upload._replace(delta=own)
@@ -190,7 +186,7 @@ def complete(message: Message, sums: Sums, names, eta: float) -> Sums:
     def completed(total, steps):
         if total is None:
             return None
-        return on_tables(lambda t, _, a: t - eta * steps * a, names, total, message.aug)
+        return on_named(lambda t, _, a: t - eta * steps * a, names, total, message.aug)
 
     return sums._replace(
         weighted=completed(sums.weighted, sums.weighted_steps),
@@ -223,7 +219,7 @@ def row_sparse(algorithm: Algorithm, problem: Problem, s: Settings,
             own = restrict(message, ids)
             upload = algorithm.client(term, own, feed._replace(rows=None))
             upload = own_part(upload, own.aug, ids, s.client_lr)
-            delta = on_tables(
+            delta = on_named(
                 lambda d, k: jnp.pad(d, [(0, k - len(d))] + [(0, 0)] * (d.ndim - 1)), most,
                 upload.delta,
             )  # fmt: skip
@@ -244,7 +240,7 @@ def row_sparse(algorithm: Algorithm, problem: Problem, s: Settings,
             held = (ids[n] < rows_of[n]).reshape(-1, *[1] * (leaf.ndim - 1))
             return Rows(ids[n], jnp.where(held, leaf, 0), rows_of[n])  # padding may be NaN
 
-        mark = functools.partial(on_tables, rows)
+        mark = functools.partial(on_named, rows)
         names = {n: n for n in ids}
         return sums._replace(
             weighted=mark(names, sums.weighted),
@@ -267,14 +263,3 @@ def padded_sizes(most: Mapping[str, int]) -> list[dict[str, int]]:
     while len(sizes) < SIZES and max(sizes[-1].values()) >= 2 * SMALLEST:
         sizes.append({n: -(-k // 2) for n, k in sizes[-1].items()})
     return sizes
-
-
-def on_tables(function: Callable, by_name: Mapping[str, Any], tree, *more):
-    """function(leaf, by_name[its name], ...) on the tables of a tree of parameters (and of more
-    trees like it); the other leaves stay."""
-
-    def apply(path, leaf, *others):
-        key = name(path)
-        return function(leaf, by_name[key], *others) if key in by_name else leaf
-
-    return jax.tree_util.tree_map_with_path(apply, tree, *more)

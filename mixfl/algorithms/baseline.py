@@ -31,4 +31,4 @@ def baseline(problem: Problem, s: Settings) -> Algorithm:
         return client_update(term, s, message, feed, grad)
 
     algorithm = fed_avg.build(problem, s)
-    return algorithm._replace(client=client, feed=algorithm.feed._replace(rows=False))
+    return algorithm._replace(client=client, feed=algorithm.feed._replace(own=False))

@@ -36,4 +36,4 @@ def example_transfer(problem: Problem, s: Settings) -> Algorithm:
         return client_update(term, s, message, feed, grad)
 
     algorithm = fed_avg.build(problem, s)
-    return algorithm._replace(client=client, feed=algorithm.feed._replace(share=True, rows=False))
+    return algorithm._replace(client=client, feed=algorithm.feed._replace(share=True, own=False))

@@ -9,6 +9,7 @@ pass over the model per client; so the scan runs without looking, and only if th
 not to be finite, a second one in the same program runs that looks.
 """
 
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -18,8 +19,10 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from mixfl.algorithm import Algorithm
+from mixfl.lowrank import is_local, low_rank
 from mixfl.problem import Problem
-from mixfl.sparse import add_rows, zeros_for
+from mixfl.sparse import Rows, add_rows, zeros_for
+from mixfl.trees import name
 from mixfl.steps import add, after_each_chunk
 
 AXIS = "clients"
@@ -40,14 +43,16 @@ class Round:
     """The programs of one algorithm: `whole` for a round in one piece, and its three parts.
 
     `after_chunk`, if given, is called from the running program after each chunk of the batches
-    drawn at the server. JAX keeps no program that calls back in its cache on disk.
+    drawn at the server. JAX keeps no program that calls back in its cache on disk. `low_rank` has,
+    by population, the weights that clients train in the low-rank form (see lowrank.py).
     """
 
     def __init__(
-        self, algorithm: Algorithm, problem: Problem, devices: int = 1, after_chunk: Any = None
-    ):
+        self, algorithm: Algorithm, problem: Problem, devices: int = 1, after_chunk: Any = None,
+        low_rank: Mapping[str, Collection[str]] | None = None,
+    ):  # fmt: skip
         self.algorithm, self.problem, self.devices = algorithm, problem, devices
-        self.after_chunk = after_chunk
+        self.after_chunk, self.low_rank = after_chunk, low_rank or {}
         self.traces = 0
         self.shapes: Any = None  # of the sums
         self.mesh = Mesh(np.array(jax.devices()[:devices]), (AXIS,)) if devices > 1 else None
@@ -117,27 +122,44 @@ class Round:
         return Carry(tuple(sums), rejected)
 
     def _scan(self, term, message, clients):
-        def one(feed):
-            return self.algorithm.client(term, message, feed)
+        cohort = None
+        if self.low_rank.get(term.name):
+            cohort = low_rank(term, message, clients, self.low_rank[term.name])
+            term, message, clients = cohort[:3]
 
-        shapes = jax.eval_shape(
-            lambda c: self.algorithm.summand(one(jax.tree.map(lambda a: a[0], c))), clients
-        )
-        zero = zeros_for(shapes)
+        def summand(feed):
+            return self.algorithm.summand(self.algorithm.client(term, message, feed))
+
+        shapes = jax.eval_shape(lambda c: summand(jax.tree.map(lambda a: a[0], c)), clients)
+        paths, tree = jax.tree_util.tree_flatten_with_path(shapes, is_leaf=whole)
+        zero = zeros_for([None if is_local(leaf) else leaf for _, leaf in paths])
 
         def scan(look: bool):
             def body(carry, feed):
                 sums, rejected = carry
-                summand = self.algorithm.summand(one(feed))
+                found = summand(feed)
                 if look:
-                    good = finite(summand)
-                    summand = jax.tree.map(lambda u: jnp.where(good, u, 0), summand)
+                    good = finite(found)
+                    found = jax.tree.map(lambda u: jnp.where(good, u, 0), found)
                     rejected += ~good
-                return (add_rows(sums, summand), rejected), None
+                leaves = jax.tree.leaves(found, is_leaf=whole)
+                added = [None if is_local(leaf) else leaf for leaf in leaves]
+                stacked = [leaf if is_local(leaf) else None for leaf in leaves]
+                return (add_rows(sums, added), rejected), stacked
 
-            return jax.lax.scan(body, (zero, jnp.zeros((), jnp.int32)), clients)[0]
+            start = (zero, jnp.zeros((), jnp.int32))
+            (sums, rejected), stacked = jax.lax.scan(body, start, clients)
+            leaves = [
+                total if part is None else cohort.whole(name(path[1:]), part)  # path[0]: of Sums
+                for (path, _), total, part in zip(paths, sums, stacked, strict=True)
+            ]
+            return tree.unflatten(leaves), rejected
 
         sums, rejected = scan(look=False)
         return jax.lax.cond(
             finite(sums), lambda: (sums, rejected), lambda: scan(look=True)
         )  # fmt: skip
+
+
+def whole(leaf) -> bool:
+    return isinstance(leaf, Rows) or is_local(leaf)

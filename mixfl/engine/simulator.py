@@ -15,6 +15,8 @@ from mixfl.engine.feeding import Feeder, Prefetch
 from mixfl.engine.memory import keep_freed_memory
 from mixfl.engine.round import Round
 from mixfl.errors import MixflError
+from mixfl.lowrank import first_layers, pays
+from mixfl.optimizers import make
 from mixfl.problem import Params, Problem
 from mixfl.settings import Settings
 from mixfl.sparse import restrict, row_sparse, tables, why_dense
@@ -60,6 +62,7 @@ class Simulator:
         self.tables = row_sparse_tables(problem, algorithm, s)
         self.algorithm = row_sparse(algorithm, problem, s, self.tables)
         self.feeder = Feeder(problem, s, self.devices, self.tables)
+        self.low_rank = low_rank_layers(problem, algorithm, s, self.feeder)
         self.feeder.check_draws(self.at(0))
         self.programs: dict[Algorithm, Round] = {}
         self.bytes: dict[Algorithm, list[tuple]] = {}
@@ -88,7 +91,8 @@ class Simulator:
     def program(self, algorithm: Algorithm) -> Round:
         if algorithm not in self.programs:
             tell = self._chunk_done if self.long(algorithm) else None
-            self.programs[algorithm] = Round(algorithm, self.problem, self.devices, tell)
+            layers = self.low_rank if algorithm.feed.own else {}
+            self.programs[algorithm] = Round(algorithm, self.problem, self.devices, tell, layers)
         return self.programs[algorithm]
 
     def long(self, algorithm: Algorithm) -> int:
@@ -218,6 +222,29 @@ def row_sparse_tables(problem: Problem, algorithm: Algorithm, s: Settings) -> di
     except Exception:  # the preflight says what is wrong with it
         return {}
     return {term.name: tables(term, x) for term in problem.populations}
+
+
+def low_rank_layers(problem: Problem, algorithm: Algorithm, s: Settings, feeder: Feeder) -> dict:
+    """Per population's name, the weights that clients train in the low-rank form."""
+    if s.first_layer == "plain" or not algorithm.feed.clients:
+        return {}
+    found: dict[str, list[str]] = {}
+    exact = algorithm.feed.own and make(s.client_opt, s.client_lr).plain
+    for term, rows, steps in zip(problem.populations, feeder.batch, feeder.steps, strict=True):
+        try:
+            layers = first_layers(term, jax.eval_shape(problem.init, jax.random.key(0)), rows)
+        except Exception:  # the preflight says what is wrong with it
+            continue
+        wanted = [n for n, v in layers.items() if s.first_layer == "low-rank" or pays(v, steps)]
+        if exact and wanted:
+            found[term.name] = wanted
+    if s.first_layer == "low-rank" and not found:
+        raise MixflError(
+            "first_layer = low-rank, but no loss has a dense layer on raw inputs whose weights are "
+            "used nowhere else, or the clients' steps are not plain SGD on their own loss. Set "
+            "first_layer = auto."
+        )
+    return found
 
 
 def _bytes(tree) -> int:

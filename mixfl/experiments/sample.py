@@ -75,7 +75,7 @@ def _generated(params, prompt, key, temperature, length: int):
     never = jnp.where(jnp.arange(len(inputs)) < FIRST, -jnp.inf, 0.0)
 
     def read(h, i):
-        return cell(h, inputs[i], gru["u"], gru["b_u"])[0], None
+        return cell(h, inputs[i], gru["u"], gru["b_u"]), None
 
     def draw(h, key):
         z = output(params, h) + never

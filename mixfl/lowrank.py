@@ -1,0 +1,278 @@
+"""Exact low-rank first layers: a dense layer on raw inputs without a copy of it per client.
+
+With plain SGD, a client's weights of such a layer are at every step
+
+    W = W_0 + X' C + g G
+
+where X [steps * rows, D] are all its inputs of the round, C has a row for each (-eta times the
+gradient at the layer's output, once the input had its turn; 0 before), G is the augmenting
+gradient and g is -eta times the steps taken. So a client trains C and g in place of W. What it
+needs of the weights are the products X W_0 and X G and the Gram matrix X X'; the server needs the
+sum over clients of p_i (X_i' C_i + g_i G). For a whole cohort these are a few large products,
+where client by client the time went into copies of W.
+
+Layers are found in the loss itself: the product of a parameter, which is used nowhere else, with
+something that follows from the batch alone.
+"""
+
+import dataclasses
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
+
+from mixfl.algorithm import Batches, ClientFeed, Message
+from mixfl.problem import Federated
+from mixfl.trees import name, named_leaves, on_named
+
+PRODUCTS = "products of first layers"  # their column in a batch, beside the user's
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Local:
+    """In place of W: W_0 + X' C + g G."""
+
+    c: Any  # [steps, rows, width]
+    g: Any  # scalar
+
+
+def is_local(leaf) -> bool:
+    return isinstance(leaf, Local)
+
+
+class Products(NamedTuple):
+    """Of a layer and the inputs X_k of one step."""
+
+    base: Any  # X_k W_0, [rows, width]
+    aug: Any  # X_k G, or None
+    gram: Any  # X_k X', [rows, steps, rows]
+    step: Any  # k
+
+
+# Finding the layers
+
+
+class Layer(NamedTuple):
+    width: int
+    rows: int  # inputs in a batch
+    transposed: bool  # the parameter is [width, D], not [D, width]
+    turned: bool  # the product is [width, rows], not [rows, width]
+    inputs: Any  # the variable that has the inputs, [rows, D]
+    output: Any  # the variable that has the product
+
+
+class Traced:
+    """A loss as a list of operations."""
+
+    def __init__(self, loss, x, batch):
+        closed = inlined(jax.make_jaxpr(loss)(x, batch))
+        self.jaxpr: Jaxpr = closed.jaxpr
+        self.consts = closed.consts
+        names = list(named_leaves(x))
+        self.params = dict(zip(names, self.jaxpr.invars, strict=False))
+        self.data = dict(zip(sorted(batch), self.jaxpr.invars[len(names) :], strict=True))
+
+    def layers(self) -> dict[str, Layer]:
+        """The first layers, by the name of the weight."""
+        moving = set(self.params.values())  # what depends on the parameters
+        used: dict[Any, int] = {}
+        for eqn in self.jaxpr.eqns:
+            operands = variables(eqn.invars)
+            if any(v in moving for v in operands):
+                moving.update(eqn.outvars)
+            for v in operands:
+                used[v] = used.get(v, 0) + 1
+        products = [e for e in self.jaxpr.eqns if e.primitive.name == "dot_general"]
+        names = {v: n for n, v in self.params.items() if used.get(v) == 1}
+        found = {}
+        for eqn in products:
+            contracted, batched = eqn.params["dimension_numbers"]
+            for i, w in enumerate(eqn.invars):
+                x, (w_dims, x_dims) = eqn.invars[1 - i], (contracted[i], contracted[1 - i])
+                if (
+                    not isinstance(w, Literal) and w in names
+                    and not isinstance(x, Literal) and x not in moving
+                    and w.aval.ndim == x.aval.ndim == 2 and len(w_dims) == 1
+                    and tuple(x_dims) == (1,) and not any(map(len, batched))
+                    and w.aval.dtype == x.aval.dtype == np.float32
+                ):  # fmt: skip
+                    found[names[w]] = Layer(
+                        w.aval.shape[1 - w_dims[0]], x.aval.shape[0], w_dims[0] == 1, i == 0,
+                        x, eqn.outvars[0],
+                    )  # fmt: skip
+        return found
+
+    def function(self, inputs: Sequence, outputs: Sequence) -> Callable:
+        """From the variables `inputs` to `outputs`, which need nothing else."""
+        jaxpr = self.jaxpr.replace(
+            invars=list(inputs), outvars=list(outputs), eqns=self._needed(inputs, outputs)[0],
+            debug_info=self.jaxpr.debug_info.with_unknown_names(),
+        )  # fmt: skip
+        return jaxpr_as_fun(ClosedJaxpr(jaxpr, self.consts))
+
+    def reads(self, inputs: Sequence, outputs: Sequence) -> set:
+        """The variables that `outputs` need if `inputs` are given."""
+        return self._needed(inputs, outputs)[1]
+
+    def _needed(self, inputs, outputs):
+        given, needed, eqns = set(inputs), set(variables(outputs)), []
+        for eqn in reversed(self.jaxpr.eqns):
+            if any(v in needed and v not in given for v in eqn.outvars):
+                eqns.append(eqn)
+                needed.update(variables(eqn.invars))
+        return eqns[::-1], needed
+
+
+def first_layers(term: Federated, x, rows: int) -> dict[str, Layer]:
+    """Those of a term's loss, on batches of so many examples of its data."""
+    batch = {
+        k: jax.ShapeDtypeStruct((rows, *c.shape), c.dtype) for k, c in term.examples.columns.items()
+    }
+    return Traced(term.loss, x, batch).layers()
+
+
+def pays(layer: Layer, steps: int) -> bool:
+    """Whether it is faster than the plain way: the Gram matrices grow with the square of a
+    client's inputs. Measured, see docs/simulator.md."""
+    return steps * layer.rows <= 2 * layer.width
+
+
+def variables(atoms) -> list:
+    return [v for v in atoms if not isinstance(v, Literal)]
+
+
+def inlined(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """With calls of jitted functions replaced by what they do."""
+
+    def evaluate(jaxpr, consts, *args):
+        values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
+
+        def read(v):
+            return v.val if isinstance(v, Literal) else values[v]
+
+        for eqn in jaxpr.eqns:
+            given = [read(v) for v in eqn.invars]
+            if eqn.primitive.name == "jit":
+                found = evaluate(eqn.params["jaxpr"].jaxpr, eqn.params["jaxpr"].consts, *given)
+            else:
+                functions, params = eqn.primitive.get_bind_params(eqn.params)
+                found = eqn.primitive.bind(*functions, *given, **params)
+                found = found if eqn.primitive.multiple_results else [found]
+            values.update(zip(eqn.outvars, found, strict=True))
+        return [read(v) for v in jaxpr.outvars]
+
+    if not any(eqn.primitive.name == "jit" for eqn in closed.jaxpr.eqns):
+        return closed
+    shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in closed.in_avals]
+    return jax.make_jaxpr(lambda *args: evaluate(closed.jaxpr, closed.consts, *args))(*shapes)
+
+
+# Training with them
+
+
+class Cohort(NamedTuple):
+    """A cohort that trains C and g in place of the layers' weights."""
+
+    term: Federated
+    message: Message
+    clients: ClientFeed
+    whole: Callable  # (weight's name, Local of all clients, stacked) -> the sum over them
+
+
+def low_rank(term: Federated, message: Message, clients: ClientFeed,
+             weights: Collection[str]) -> Cohort:  # fmt: skip
+    """`clients` has the feeds of all, [clients, ...]; `weights` names the layers."""
+    data, mask = clients.batches
+    count, steps = mask.shape[:2]
+    batch = {k: jax.ShapeDtypeStruct(a.shape[2:], a.dtype) for k, a in data.items()}
+    traced = Traced(term.loss, message.x, batch)
+    layers = {n: layer for n, layer in traced.layers().items() if n in weights}
+    x, aug = named_leaves(message.x), None if message.aug is None else named_leaves(message.aug)
+    find = traced.function(list(traced.data.values()), [v.inputs for v in layers.values()])
+    found = jax.vmap(jax.vmap(find))(*(data[k] for k in traced.data))
+    inputs = dict(zip(layers, found, strict=True))  # [clients, steps, rows, D] each
+
+    def products(weight: str) -> Products:
+        x_i, layer = inputs[weight], layers[weight]
+
+        def times(w):
+            product = x_i.reshape(-1, x_i.shape[-1]) @ (w.T if layer.transposed else w)
+            return product.reshape(count, steps, layer.rows, layer.width)
+
+        return Products(
+            times(x[weight]), None if aug is None else times(aug[weight]),
+            jnp.einsum("skbd,sjcd->skbjc", x_i, x_i),
+            jnp.broadcast_to(jnp.arange(steps), (count, steps)),
+        )  # fmt: skip
+
+    def whole(weight: str, stacked: Local):
+        total = jnp.einsum("skbd,skbh->dh", inputs[weight], stacked.c)
+        total = total.T if layers[weight].transposed else total
+        return total if aug is None else total + jnp.sum(stacked.g) * aug[weight]
+
+    def local(tree, g: float):
+        def start(_, layer):
+            return Local(jnp.zeros((steps, layer.rows, layer.width)), jnp.full((), g))
+
+        return on_named(start, layers, tree)
+
+    outputs = [v.output for v in layers.values()]
+    read = traced.reads(outputs, traced.jaxpr.outvars)
+    columns = {k: data[k] for k, v in traced.data.items() if v in read}
+    columns[PRODUCTS] = {weight: products(weight) for weight in layers}
+    shapes = {weight: jax.ShapeDtypeStruct(x[weight].shape, x[weight].dtype) for weight in layers}
+    return Cohort(
+        dataclasses.replace(term, loss=local_loss(term.loss, shapes, batch)),
+        Message(local(message.x, 0.0), None if aug is None else local(message.aug, 1.0)),
+        clients._replace(batches=Batches(columns, mask)),
+        whole,
+    )
+
+
+def local_loss(loss, weights, batch) -> Callable:
+    """`loss` for parameters with Local in place of weights, and batches that have Products.
+
+    `weights` and `batch` are the shapes of what `loss` itself takes.
+    """
+
+    def local(x, data):
+        paths, tree = jax.tree_util.tree_flatten_with_path(x, is_leaf=is_local)
+        leaves = {name(path): leaf for path, leaf in paths}
+        full = tree.unflatten([weights.get(n, leaf) for n, leaf in leaves.items()])
+        # Traced anew: of tables, a client may have fewer rows than the server.
+        traced = Traced(loss, full, batch | {k: v for k, v in data.items() if k != PRODUCTS})
+        layers = {n: layer for n, layer in traced.layers().items() if n in weights}
+        given = {traced.params[n]: leaf for n, leaf in leaves.items() if n not in weights}
+        given |= {traced.data[k]: v for k, v in data.items() if k != PRODUCTS}
+        for n, layer in layers.items():
+            z = product(leaves[n], data[PRODUCTS][n])
+            given[layer.output] = z.T if layer.turned else z
+        (losses,) = traced.function(list(given), traced.jaxpr.outvars)(*given.values())
+        return losses
+
+    return local
+
+
+@jax.custom_vjp
+def product(w: Local, p: Products):
+    """X_k W. Its derivative is that of W in the form of Local: the gradient X_k' D has D as the
+    part of C that belongs to step k, and no part along G."""
+    z = p.base + jnp.einsum("bjc,jch->bh", p.gram, w.c)
+    return z if p.aug is None else z + w.g * p.aug
+
+
+def _forward(w, p):
+    return product(w, p), (w, p)
+
+
+def _backward(kept, d):
+    w, p = kept
+    return Local(jnp.zeros_like(w.c).at[p.step].set(d), jnp.zeros_like(w.g)), None
+
+
+product.defvjp(_forward, _backward)

@@ -1,0 +1,26 @@
+"""Parameters by their names."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+
+
+def name(path) -> str:
+    """A parameter's name: its place in the pytree, such as tower/movies."""
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+def named_leaves(tree) -> dict[str, Any]:
+    return {name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def on_named(function: Callable, by_name: Mapping[str, Any], tree, *more):
+    """function(leaf, by_name[its name], ...) on those leaves of a tree of parameters (and of more
+    trees like it) that `by_name` has; the others stay."""
+
+    def apply(path, leaf, *others):
+        key = name(path)
+        return function(leaf, by_name[key], *others) if key in by_name else leaf
+
+    return jax.tree_util.tree_map_with_path(apply, tree, *more)
