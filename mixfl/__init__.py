@@ -7,6 +7,8 @@ Names are imported when first used, so that `mixfl --help` does not wait for JAX
 import importlib
 from typing import TYPE_CHECKING
 
+from mixfl.memory import keep_freed_memory
+
 __version__ = "0.1.0"
 
 _WHERE = {
@@ -58,6 +60,7 @@ if TYPE_CHECKING:
 def __getattr__(name: str):
     if name not in _WHERE:
         raise AttributeError(f"module 'mixfl' has no attribute '{name}'")
+    keep_freed_memory()
     return getattr(importlib.import_module(_WHERE[name]), name)
 
 

@@ -350,6 +350,9 @@ def start_jax(keys) -> None:
     Compiled programs are kept between runs (in ~/.cache/mixfl, or as JAX_COMPILATION_CACHE_DIR
     says): a run that was compiled before starts at once.
     """
+    from mixfl.memory import keep_freed_memory
+
+    keep_freed_memory()
     import jax
 
     if not getattr(jax.config, "jax_compilation_cache_dir", None):

@@ -29,6 +29,7 @@ from mixfl.algorithm import Batches, ClientFeed, Message
 from mixfl.problem import Federated
 from mixfl.trees import name, named_leaves, on_named
 
+UNROLL = 10
 PRODUCTS = "products of first layers"  # their column in a batch, beside the user's
 
 
@@ -50,7 +51,7 @@ class Products(NamedTuple):
 
     base: Any  # X_k W_0, [rows, width]
     aug: Any  # X_k G, or None
-    gram: Any  # X_k X', [rows, steps, rows]
+    gram: Any  # X_k X_j' for the steps j but the last, [rows, steps - 1, rows]
     step: Any  # k
 
 
@@ -160,8 +161,8 @@ def inlined(closed: ClosedJaxpr) -> ClosedJaxpr:
             if eqn.primitive.name == "jit":
                 found = evaluate(eqn.params["jaxpr"].jaxpr, eqn.params["jaxpr"].consts, *given)
             else:
-                functions, params = eqn.primitive.get_bind_params(eqn.params)
-                found = eqn.primitive.bind(*functions, *given, **params)
+                params = eqn.primitive.get_bind_params(eqn.params)
+                found = eqn.primitive.bind(*given, **params)
                 found = found if eqn.primitive.multiple_results else [found]
             values.update(zip(eqn.outvars, found, strict=True))
         return [read(v) for v in jaxpr.outvars]
@@ -181,7 +182,8 @@ class Cohort(NamedTuple):
     term: Federated
     message: Message
     clients: ClientFeed
-    whole: Callable  # (weight's name, Local of all clients, stacked) -> the sum over them
+    # (weight's name, Local of all clients, stacked, the clients that are left out) -> their sum
+    whole: Callable
 
 
 def low_rank(term: Federated, message: Message, clients: ClientFeed,
@@ -205,14 +207,16 @@ def low_rank(term: Federated, message: Message, clients: ClientFeed,
             return product.reshape(count, steps, layer.rows, layer.width)
 
         return Products(
-            times(x[weight]), None if aug is None else times(aug[weight]),
-            jnp.einsum("skbd,sjcd->skbjc", x_i, x_i),
+            times(x[weight]), None if aug is None else times(aug[weight]), gram(x_i),
             jnp.broadcast_to(jnp.arange(steps), (count, steps)),
         )  # fmt: skip
 
-    def whole(weight: str, stacked: Local):
-        total = jnp.einsum("skbd,skbh->dh", inputs[weight], stacked.c)
-        total = total.T if layers[weight].transposed else total
+    def whole(weight: str, stacked: Local, without=None):
+        x_i, layer = inputs[weight], layers[weight]
+        if without is not None:  # their inputs may not be finite
+            x_i = jnp.where(without[:, None, None, None], 0, x_i)
+        total = stacked.c.reshape(-1, layer.width).T @ x_i.reshape(-1, x_i.shape[-1])
+        total = total if layer.transposed else total.T
         return total if aug is None else total + jnp.sum(stacked.g) * aug[weight]
 
     def local(tree, g: float):
@@ -232,6 +236,22 @@ def low_rank(term: Federated, message: Message, clients: ClientFeed,
         clients._replace(batches=Batches(columns, mask)),
         whole,
     )
+
+
+def gram(x):
+    """Of inputs [clients, steps, rows, D], the products of a client's steps with those before:
+    [clients, steps, rows, steps - 1, rows]. The first step has none, and its part is 0."""
+    steps, rows = x.shape[1:3]
+    if steps == 1:
+        return jnp.zeros((len(x), 1, rows, 0, rows))
+
+    def one(_, x):
+        later, sooner = x[1:].reshape(-1, x.shape[-1]), x[:-1].reshape(-1, x.shape[-1])
+        found = (later @ sooner.T).reshape(steps - 1, rows, steps - 1, rows)
+        return None, jnp.pad(found, [(1, 0), (0, 0), (0, 0), (0, 0)])
+
+    # A loop, as products of batches are slow on CPUs; several at once can use several cores.
+    return jax.lax.scan(one, None, x, unroll=UNROLL)[1]
 
 
 def local_loss(loss, weights, batch) -> Callable:
@@ -262,7 +282,7 @@ def local_loss(loss, weights, batch) -> Callable:
 def product(w: Local, p: Products):
     """X_k W. Its derivative is that of W in the form of Local: the gradient X_k' D has D as the
     part of C that belongs to step k, and no part along G."""
-    z = p.base + jnp.einsum("bjc,jch->bh", p.gram, w.c)
+    z = p.base + jnp.einsum("bjc,jch->bh", p.gram, w.c[:-1])
     return z if p.aug is None else z + w.g * p.aug
 
 

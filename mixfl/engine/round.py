@@ -7,8 +7,11 @@ With several devices each scans over its part of the cohort, and the sums are ad
 A client whose update is not finite must not reach the sums. Looking at every update costs a
 pass over the model per client; so the scan runs without looking, and only if the sums turn out
 not to be finite, a second one in the same program runs that looks.
+
+Low-rank layers (see lowrank.py) are summed after the scan, in one product.
 """
 
+import functools
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
@@ -22,10 +25,11 @@ from mixfl.algorithm import Algorithm
 from mixfl.lowrank import is_local, low_rank
 from mixfl.problem import Problem
 from mixfl.sparse import Rows, add_rows, zeros_for
-from mixfl.trees import name
 from mixfl.steps import add, after_each_chunk
+from mixfl.trees import name
 
 AXIS = "clients"
+SMALL_MODEL = 2**14  # numbers; of so few, beside low-rank layers, clients train all at once
 
 
 class Carry(NamedTuple):
@@ -122,44 +126,57 @@ class Round:
         return Carry(tuple(sums), rejected)
 
     def _scan(self, term, message, clients):
-        cohort = None
+        """The sums over the clients of a population, and how many were left out."""
+        cohort, at_once = None, False
         if self.low_rank.get(term.name):
             cohort = low_rank(term, message, clients, self.low_rank[term.name])
             term, message, clients = cohort[:3]
+            at_once = clients.rows is None and numbers(message.x) <= SMALL_MODEL
 
         def summand(feed):
             return self.algorithm.summand(self.algorithm.client(term, message, feed))
 
         shapes = jax.eval_shape(lambda c: summand(jax.tree.map(lambda a: a[0], c)), clients)
-        paths, tree = jax.tree_util.tree_flatten_with_path(shapes, is_leaf=whole)
-        zero = zeros_for([None if is_local(leaf) else leaf for _, leaf in paths])
+        paths, tree = jax.tree_util.tree_flatten_with_path(shapes, is_leaf=is_whole)
 
-        def scan(look: bool):
-            def body(carry, feed):
-                sums, rejected = carry
-                found = summand(feed)
-                if look:
-                    good = finite(found)
-                    found = jax.tree.map(lambda u: jnp.where(good, u, 0), found)
-                    rejected += ~good
-                leaves = jax.tree.leaves(found, is_leaf=whole)
-                added = [None if is_local(leaf) else leaf for leaf in leaves]
-                stacked = [leaf if is_local(leaf) else None for leaf in leaves]
-                return (add_rows(sums, added), rejected), stacked
+        def client(look: bool, feed):
+            """Of one client: what is added up, what is stacked, and whether it is left out."""
+            found, bad = summand(feed), jnp.bool(False)
+            if look:
+                bad = ~finite(found)
+                found = jax.tree.map(lambda u: jnp.where(bad, 0, u), found)
+            leaves = tree.flatten_up_to(found)
+            added = [None if is_local(leaf) else leaf for leaf in leaves]
+            return added, ([leaf if is_local(leaf) else None for leaf in leaves], bad)
 
-            start = (zero, jnp.zeros((), jnp.int32))
-            (sums, rejected), stacked = jax.lax.scan(body, start, clients)
+        def total(look: bool):
+            if at_once:
+                added, (stacked, bad) = jax.vmap(functools.partial(client, look))(clients)
+                sums = jax.tree.map(lambda a: a.sum(0), added)
+            else:
+
+                def body(sums, feed):
+                    added, rest = client(look, feed)
+                    return add_rows(sums, added), rest
+
+                zero = zeros_for([None if is_local(leaf) else leaf for _, leaf in paths])
+                sums, (stacked, bad) = jax.lax.scan(body, zero, clients)
+            without = bad if look else None
             leaves = [
-                total if part is None else cohort.whole(name(path[1:]), part)  # path[0]: of Sums
-                for (path, _), total, part in zip(paths, sums, stacked, strict=True)
-            ]
-            return tree.unflatten(leaves), rejected
+                leaf if part is None else cohort.whole(name(path[1:]), part, without)
+                for (path, _), leaf, part in zip(paths, sums, stacked, strict=True)
+            ]  # a path begins with the field of Sums
+            return tree.unflatten(leaves), jnp.sum(bad, dtype=jnp.int32)
 
-        sums, rejected = scan(look=False)
-        return jax.lax.cond(
-            finite(sums), lambda: (sums, rejected), lambda: scan(look=True)
-        )  # fmt: skip
+        sums, rejected = total(look=False)
+        return jax.lax.cond(finite(sums), lambda: (sums, rejected), lambda: total(look=True))
 
 
-def whole(leaf) -> bool:
+def is_whole(leaf) -> bool:
     return isinstance(leaf, Rows) or is_local(leaf)
+
+
+def numbers(tree) -> int:
+    """Of parameters that are arrays."""
+    leaves = jax.tree.leaves(tree, is_leaf=is_local)
+    return sum(leaf.size for leaf in leaves if not is_local(leaf))

@@ -12,7 +12,6 @@ import numpy as np
 
 from mixfl.algorithm import Algorithm
 from mixfl.engine.feeding import Feeder, Prefetch
-from mixfl.engine.memory import keep_freed_memory
 from mixfl.engine.round import Round
 from mixfl.errors import MixflError
 from mixfl.lowrank import first_layers, pays
@@ -56,7 +55,6 @@ class Simulator:
     """Runs an algorithm on a problem. `devices` share a cohort (see `choose_devices`)."""
 
     def __init__(self, problem: Problem, algorithm: Algorithm, s: Settings):
-        keep_freed_memory()
         self.problem, self.s = problem, s
         self.devices = choose_devices(problem, algorithm, s)
         self.tables = row_sparse_tables(problem, algorithm, s)

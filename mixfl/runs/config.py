@@ -78,6 +78,7 @@ def resolved(plan: Plan, simulator: Simulator) -> Settings:
         cohort_chunk=simulator.feeder.chunk,
         devices=simulator.devices,
         tables="rows" if any(simulator.tables.values()) else "dense",
+        first_layer="low-rank" if simulator.low_rank else "plain",
     )
     if len(draws) == 1:
         auto["central_batch"] = draws.pop()

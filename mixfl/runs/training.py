@@ -123,6 +123,9 @@ class Training:
         reason = why_dense(self.plan.algorithm(), s)
         if marked and reason and self.simulator.algorithm.feed.clients and s.tables == "auto":
             report.note(f"clients get the whole of {', '.join(marked)}: {reason}")
+        layers = {name for weights in self.simulator.low_rank.values() for name in weights}
+        if layers and not label:  # a comparison would say it for every run
+            report.note(f"low-rank steps at the clients, exact and faster: {', '.join(layers)}")
         if self.never_finite:
             report.note(
                 f"{', '.join(sorted(self.never_finite))} of the initial model is not finite: look "
