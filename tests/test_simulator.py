@@ -203,3 +203,17 @@ def test_the_server_tells_how_far_it_is(name, devices):
             continue
         assert any(w.endswith(f"1 of {chunks} batches at the server") for w in said), said
         assert any(w.endswith(f"{chunks} of {chunks} batches at the server") for w in said), said
+
+
+@pytest.mark.parametrize("seed", [0, 7, 2**32, 2**70 + 3])
+def test_a_client_draws_from_a_generator_of_its_own(seed):
+    """That of the list [seed, round, what, population, client], as everywhere else."""
+    sizes, first, clients = np.array([1, 4, 9, 30]), np.array([0, 1, 5, 14]), np.array([3, 0, 8, 5])
+    rows, mask = cohort.cohort_rows(seed, 11, 1, clients, first, sizes, 3, 4)
+    for i, client in enumerate(clients):
+        rng = cohort.generator(seed, 11, cohort.ORDER, 1, client)
+        order = first[i] + rng.permutation(sizes[i])[:12]
+        assert mask[i].sum() == len(order)
+        np.testing.assert_array_equal(rows[i].ravel()[: len(order)], order)
+        last = order[(len(order) - 1) // 4 * 4 :]  # padding repeats the last batch
+        assert set(rows[i].ravel()[len(order) :]) <= set(last)

@@ -20,19 +20,35 @@ def cohort(seed: int, round: int, population: int, clients: int, size: int) -> n
     return rng.choice(clients, size, replace=False)
 
 
-def client_rows(seed, round, population, client, first, n, steps, batch):
-    """A fresh permutation of the client's rows, cut into batches: rows and mask [steps, batch].
+def cohort_rows(seed, round, population, clients, first, sizes, steps, batch):
+    """For each client, a fresh permutation of its rows, cut into batches: rows and mask
+    [clients, steps, batch]. Client i has the rows first[i] .. first[i] + sizes[i].
 
-    The client takes min(steps, the batches it has); the last one may be short. What is left
-    over is padded with the rows of the last batch, so that a padded row is finite where they are.
+    It takes min(steps, the batches it has); the last one may be short. What is left over is padded
+    with the rows of the last batch, so that a padded row is finite where they are.
     """
-    rng = generator(seed, round, ORDER, population, client)
     size = steps * batch
-    order = rng.permutation(n)[:size]
-    last = order[(len(order) - 1) // batch * batch :]
-    rows = first + np.append(order, np.resize(last, size - len(order)))
-    mask = np.arange(size) < len(order)
-    return rows.reshape(steps, batch), mask.reshape(steps, batch)
+    rows = np.empty((len(clients), size), np.int64)
+    held = np.minimum(sizes, size)
+    words = np.array([*_words(seed), *_words(round), ORDER, population, 0], np.uint32)
+    for i, client in enumerate(clients):
+        words[-1] = client  # the same generator as of the list of numbers, but made faster
+        rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence(words)))
+        n = held[i]
+        rows[i, :n] = rng.permutation(sizes[i])[:n]
+        if n < size:
+            rows[i, n:] = np.resize(rows[i, (n - 1) // batch * batch : n], size - n)
+    rows += np.asarray(first)[:, None]
+    mask = np.arange(size) < held[:, None]
+    return rows.reshape(-1, steps, batch), mask.reshape(-1, steps, batch).astype(np.float32)
+
+
+def _words(number: int) -> list[int]:
+    """A number as NumPy's seeds have it: 32 bits at a time, the lowest first."""
+    words = [number & 0xFFFFFFFF]
+    while number := number >> 32:
+        words.append(number & 0xFFFFFFFF)
+    return words
 
 
 def drawn_rows(rng: np.random.Generator, n: int, steps: int, batch: int) -> np.ndarray:

@@ -93,15 +93,15 @@ class Feeder:
     def _clients(self, round, population, chosen, start, shares) -> ClientFeed:
         s, term = self.s, self.problem.populations[population]
         steps, batch = self.steps[population], self.batch[population]
-        rows = np.empty((self.chunk, steps, batch), np.int64)
-        mask = np.zeros((self.chunk, steps, batch), np.float32)
         offsets = self.starts[population]
-        for i, client in enumerate(chosen):
-            first, n = offsets[client], offsets[client + 1] - offsets[client]
-            rows[i], mask[i] = cohort.client_rows(
-                s.seed, round, population, client, first, n, steps, batch
-            )
-        rows[len(chosen) :] = rows[0]  # no clients: padding, masked
+        first, sizes = offsets[chosen], offsets[chosen + 1] - offsets[chosen]
+        rows, mask = cohort.cohort_rows(
+            s.seed, round, population, chosen, first, sizes, steps, batch
+        )
+        missing = self.chunk - len(chosen)
+        if missing:  # no clients: padding, masked
+            rows = np.concatenate([rows, np.repeat(rows[:1], missing, 0)])
+            mask = np.concatenate([mask, np.zeros_like(mask, shape=(missing, steps, batch))])
         share = None
         if shares is not None:
             dealt = shares[population][start : start + self.chunk, :steps]
