@@ -18,7 +18,7 @@ something that follows from the batch alone.
 import dataclasses
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -95,15 +95,16 @@ class Traced:
             contracted, batched = eqn.params["dimension_numbers"]
             for i, w in enumerate(eqn.invars):
                 x, (w_dims, x_dims) = eqn.invars[1 - i], (contracted[i], contracted[1 - i])
+                if isinstance(w, Literal) or isinstance(x, Literal) or w not in names:
+                    continue
+                w_is, x_is = cast(Any, w.aval), cast(Any, x.aval)
                 if (
-                    not isinstance(w, Literal) and w in names
-                    and not isinstance(x, Literal) and x not in moving
-                    and w.aval.ndim == x.aval.ndim == 2 and len(w_dims) == 1
+                    x not in moving and w_is.ndim == x_is.ndim == 2 and len(w_dims) == 1
                     and tuple(x_dims) == (1,) and not any(map(len, batched))
-                    and w.aval.dtype == x.aval.dtype == np.float32
+                    and w_is.dtype == x_is.dtype == np.float32
                 ):  # fmt: skip
                     found[names[w]] = Layer(
-                        w.aval.shape[1 - w_dims[0]], x.aval.shape[0], w_dims[0] == 1, i == 0,
+                        w_is.shape[1 - w_dims[0]], x_is.shape[0], w_dims[0] == 1, i == 0,
                         x, eqn.outvars[0],
                     )  # fmt: skip
         return found
