@@ -262,7 +262,7 @@ def check_params(x: Params) -> None:
                 "floating-point arrays. Keep everything else out of them (see docs/models.md)."
             )
         known = isinstance(leaf, jax.Array | np.ndarray) and not isinstance(leaf, jax.core.Tracer)
-        if known and not bool(jax.numpy.isfinite(leaf).all()):
+        if known and not np.isfinite(np.asarray(leaf)).all():
             raise MixflError(f"init returned {name} with NaN or infinite values.")
     if not jax.tree.leaves(x):
         raise MixflError("init returned no parameters.")

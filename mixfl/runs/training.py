@@ -223,7 +223,7 @@ class Training:
         hint = f"lower {' or '.join(lower)}"
         if self.plan.recipe.id == "2wgt" and s.merge_lr != "auto":
             hint += f", or set merge_lr = auto (now {s.merge_lr:g})"
-        saved = self.checkpoints is not None and self.checkpoints.manager.latest_step() is not None
+        saved = self.checkpoints is not None and self.checkpoints.saved()
         kept = " The last good checkpoint is kept." if saved else ""
         return Diverged(
             f"{self.plan.recipe.id} diverged in round {t}: the model is no longer finite, or no "
