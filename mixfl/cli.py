@@ -385,7 +385,8 @@ def main():
         sys.exit(2)
     except (click.Abort, KeyboardInterrupt):
         click.echo("stopped", err=True)
-        sys.exit(130)
+        sys.stdout.flush()
+        os._exit(130)  # an evaluation may be under way in its thread: it is not waited for
     except MixflError as error:
         click.echo(f"mixfl: {error}", err=True)
         sys.exit(error.exit_code)
