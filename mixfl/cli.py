@@ -3,15 +3,17 @@
 import contextlib
 import os
 import sys
-import warnings
 from pathlib import Path
 
 import click
 
 import mixfl
-from mixfl.errors import MixflError
+from mixfl.errors import MixflError, unknown
 
-ALGORITHMS = "fedavg, pt, 1wgt, 2wgt, example-transfer, oracle, central, pretrain, baseline"
+ALGORITHMS = (
+    "fedavg", "pt", "1wgt", "2wgt", "example-transfer", "oracle", "central", "pretrain", "baseline"
+)  # fmt: skip
+NAMES = ", ".join(ALGORITHMS)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -47,7 +49,7 @@ SHARED = [
 
 
 def by_hand(rounds, seed, assignments) -> dict:
-    from mixfl.runs.config import parse_assignments
+    from mixfl.runs.given import parse_assignments
 
     given = parse_assignments(assignments)
     for key, value in (("rounds", rounds), ("seed", seed)):
@@ -58,16 +60,26 @@ def by_hand(rounds, seed, assignments) -> dict:
     return given
 
 
+def check_names(task, algorithms) -> None:
+    """Mistakes that need not wait for JAX."""
+    from mixfl.tasks import check_name
+
+    check_name(task)
+    for given in algorithms:
+        if given not in ALGORITHMS:
+            raise unknown("algorithm", given, ALGORITHMS)
+
+
 @cli.command()
 @click.argument("task", required=False)
 @options(
-    click.option("--algorithm", metavar="ID", help=f"One of {ALGORITHMS}."),
+    click.option("--algorithm", metavar="ID", help=f"One of {NAMES}."),
     click.option("--config", type=click.Path(path_type=Path), metavar="FILE",
                  help="A config.toml, as a run's folder holds it: repeats that run."),
 )  # fmt: skip
 def run(task, algorithm, config, preset, rounds, seed, out, data, assignments, resume):
     """Train TASK with one algorithm."""
-    from mixfl.runs.config import read_config
+    from mixfl.runs.given import read_config
 
     given = by_hand(rounds, seed, assignments)
     head, keys = read_config(config) if config is not None else ({}, {})
@@ -76,7 +88,8 @@ def run(task, algorithm, config, preset, rounds, seed, out, data, assignments, r
     if task is None:
         raise MixflError("which task? For example: mixfl run smile --algorithm 2wgt")
     if algorithm is None:
-        raise MixflError(f"which algorithm? Give --algorithm with one of {ALGORITHMS}.")
+        raise MixflError(f"which algorithm? Give --algorithm with one of {NAMES}.")
+    check_names(task, [algorithm])
     start_jax({**keys, **given})
     from mixfl.runs.config import plan
     from mixfl.runs.progress import reporter, summary
@@ -105,17 +118,17 @@ def run(task, algorithm, config, preset, rounds, seed, out, data, assignments, r
 def compare(task, algorithms, trials, preset, rounds, seed, out, data, assignments, resume):
     """Train TASK with several algorithms on the same cohorts and seeds."""
     given = by_hand(rounds, seed, assignments)
-    start_jax(given)
-    from mixfl.experiments import compare as comparison
-    from mixfl.experiments import plots
-    from mixfl.runs.config import plan
-    from mixfl.runs.progress import reporter
-
     ids = [a.strip() for a in algorithms.split(",") if a.strip()]
     if not ids or len(set(ids)) < len(ids):
         raise MixflError(
             f"--algorithms {algorithms}: expected different names, separated by commas."
         )
+    check_names(task, ids)
+    start_jax(given)
+    from mixfl.experiments import compare as comparison
+    from mixfl.runs.config import plan
+    from mixfl.runs.progress import reporter
+
     problems: dict = {}
     plans = [
         plan(task, a, preset=preset, data=data, given=given, shared_with=ids, problems=problems)
@@ -126,6 +139,8 @@ def compare(task, algorithms, trials, preset, rounds, seed, out, data, assignmen
     print_table(*comparison.rows(outcomes), title=f"{plans[0].problem.name}: after training")
     metrics = comparison.shown_metrics(outcomes)
     if metrics:
+        from mixfl.experiments import plots  # matplotlib is slow to import
+
         plot = out / comparison.PLOT
         plots.curves(
             {o.algorithm: o.trials for o in outcomes}, metrics, plot, plans[0].problem.name
@@ -142,9 +157,10 @@ def compare(task, algorithms, trials, preset, rounds, seed, out, data, assignmen
 @click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Any key.")
 def check(task, preset, data, assignments):
     """Check TASK: are its losses sound, and do the algorithms agree as they must when K = 1?"""
-    from mixfl.runs.config import parse_assignments
+    from mixfl.runs.given import parse_assignments
 
     given = parse_assignments(assignments)
+    check_names(task, [])
     start_jax(given)
     from mixfl.experiments.check import check as run_check
 
@@ -164,10 +180,11 @@ def costs(task, preset, data, assignments, as_json):
     """What a client of TASK computes and sends: by the paper's formulas (movie), and counted."""
     import json
 
-    from mixfl.runs.config import parse_assignments
+    from mixfl.runs.given import parse_assignments
     from mixfl.runs.progress import steps
 
     given = parse_assignments(assignments)
+    check_names(task, [])
     start_jax(given)
     from mixfl.experiments import costs as counting
 
@@ -345,39 +362,20 @@ def print_table(header, rows, title=None):
 
 
 def start_jax(keys) -> None:
-    """What must be said before JAX starts: its CPU devices, and where programs are kept.
-
-    Compiled programs are kept between runs (in ~/.cache/mixfl, or as JAX_COMPILATION_CACHE_DIR
-    says): a run that was compiled before starts at once.
-    """
+    """What must be said before JAX starts: where programs are kept, and its CPU devices."""
     from mixfl.memory import keep_freed_memory
 
     keep_freed_memory()
     import jax
 
-    if not getattr(jax.config, "jax_compilation_cache_dir", None):
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mixfl"
-        jax.config.update("jax_compilation_cache_dir", str(cache))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
-        mend_cache(cache)
+    from mixfl.runs.programs import keep_programs
+
+    keep_programs()
     wanted = keys.get("devices", "auto")
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     devices = wanted if isinstance(wanted, int) else cores or 1
     with contextlib.suppress(RuntimeError):  # JAX runs already, where another program calls
         jax.config.update("jax_num_cpu_devices", min(max(devices, 1), 64))
-
-
-def mend_cache(cache: Path) -> None:
-    """A kill can leave half an entry, of which JAX would warn at every start: empty the cache."""
-    show = warnings.showwarning
-
-    def mend(message, *rest, **more):
-        if "persistent compilation cache" not in str(message):
-            return show(message, *rest, **more)
-        for entry in cache.glob("*-cache"):
-            entry.unlink(missing_ok=True)
-
-    warnings.showwarning = mend
 
 
 def main():
@@ -390,7 +388,8 @@ def main():
         sys.exit(2)
     except (click.Abort, KeyboardInterrupt):
         click.echo("stopped", err=True)
-        sys.exit(130)
+        sys.stdout.flush()
+        os._exit(130)  # an evaluation may be under way in its thread: it is not waited for
     except MixflError as error:
         click.echo(f"mixfl: {error}", err=True)
         sys.exit(error.exit_code)

@@ -7,6 +7,7 @@ SGD: only then can a gradient be recovered from a change of the model.
 """
 
 import ast
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -76,6 +77,7 @@ def parse(spec: str) -> tuple[Callable[..., Any], dict[str, Any]]:
     return getattr(optax, name.id), arguments
 
 
+@functools.cache
 def known() -> list[str]:
     """The optimizers of optax: functions whose first argument is the learning rate."""
     found = []

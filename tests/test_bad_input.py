@@ -20,7 +20,8 @@ from mixfl import optimizers
 from mixfl.cli import main
 from mixfl.errors import MixflError
 from mixfl.runs import directory
-from mixfl.runs.config import parse_assignments, read_config, to_toml
+from mixfl.runs.config import to_toml
+from mixfl.runs.given import parse_assignments, read_config
 from mixfl.settings import KEYS, TABLES, WEIGHTINGS
 from mixfl.tasks import find
 

@@ -5,6 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from mixfl import cli
+from mixfl.runs.programs import trim
+
 TINY = Path(__file__).parent / "tiny_problem.py"
 
 
@@ -16,29 +21,114 @@ def mixfl(*words, env=None, cwd=None):
     )
 
 
-def test_help_does_not_wait_for_jax():
-    probe = "import sys, mixfl.cli; print(sorted({'jax', 'numpy', 'optax'} & set(sys.modules)))"
-    found = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)
-    assert found.stdout.strip() == "[]"
+LOADED = """
+import sys
+from mixfl.cli import main
+try:
+    main()
+finally:
+    print("loaded", sorted({"jax", "optax", "orbax", "matplotlib"} & set(sys.modules)))
+"""
+EARLY = {
+    "--help": 0, "--version": 0, "run --help": 0, "compare --help": 0, "data prepare --help": 0,
+    "keys": 0, "run smlie --algorithm pt": 2, "run smile --algorithm pd": 2, "run smile": 2,
+    "run nowhere.py:problem --algorithm pt": 2, "compare smlie": 2, "check smlie": 2,
+    "compare smile --algorithms pt,pd": 2, "run smile --algorithm pt --set lr": 2,
+    "run --config nowhere.toml": 2, "nonsense": 2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", EARLY)
+def test_help_and_mistakes_do_not_wait_for_jax(words, tmp_path):
+    command = [sys.executable, "-c", LOADED, *words.split()]
+    found = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert found.returncode == EARLY[words], found.stderr
+    assert "Traceback" not in found.stderr
+    assert found.stdout.splitlines()[-1] == "loaded []"
+
+
+def test_the_names_of_the_algorithms_are_known_without_jax():
+    from mixfl.algorithms import ALGORITHMS
+
+    assert list(cli.ALGORITHMS) == list(ALGORITHMS)
+
+
+def test_help_names_the_commands():
     shown = mixfl("--help").stdout
     assert all(command in shown for command in ("run", "compare", "check", "keys"))
 
 
-def test_a_damaged_program_cache_is_emptied_without_a_word(tmp_path):
-    run = ("run", f"{TINY}:problem", "--algorithm", "pt", "--rounds", "2", "--out")
+FIRST_ROUND = """
+import os, sys
+from mixfl.cli import main
+from mixfl.runs.progress import Plain
+
+def advance(self, done):
+    slow = {"jax", "orbax", "matplotlib", "scipy", "pyarrow", "PIL"}
+    print(done, sorted(slow & set(sys.modules)))
+    sys.stdout.flush()
+    os._exit(0)
+
+Plain.advance = advance
+main()
+"""
+
+
+def test_the_first_round_waits_for_no_module_that_it_does_not_need(tmp_path):
+    words = ["compare", f"{TINY}:problem", "--rounds", "2", "--out", str(tmp_path / "out")]
+    command = [sys.executable, "-c", FIRST_ROUND, *words]
+    found = subprocess.run(command, capture_output=True, text=True)
+    assert found.stdout == "1 ['jax']\n", found.stderr
+
+
+RUN = ("run", f"{TINY}:problem", "--algorithm", "pt", "--rounds", "2", "--out")
+
+
+def programs(cache):
+    return {p.name: p.read_bytes() for p in (cache / "mixfl").glob("*-cache")}
+
+
+def test_a_second_run_compiles_nothing(tmp_path):
+    """Everything that is compiled is written to the cache, also the smallest program."""
     env = {"XDG_CACHE_HOME": str(tmp_path)}
-    first = mixfl(*run, tmp_path / "a", env=env)
-    entries = list((tmp_path / "mixfl").glob("*-cache"))
+    assert mixfl(*RUN, tmp_path / "a", env=env).returncode == 0
+    first = programs(tmp_path)
+    assert any(name.startswith("jit__whole-") for name in first)
+    assert len(first) > 5
+    assert mixfl(*RUN, tmp_path / "b", env=env).returncode == 0
+    assert programs(tmp_path) == first
+
+
+def test_damaged_programs_are_replaced_without_a_word(tmp_path):
+    env = {"XDG_CACHE_HOME": str(tmp_path)}
+    first = mixfl(*RUN, tmp_path / "a", env=env)
     assert first.returncode == 0, first.stderr
-    assert entries
-    for entry in entries:
-        entry.write_bytes(entry.read_bytes()[:100])
-    second = mixfl(*run, tmp_path / "b", env=env)
+    entries = programs(tmp_path)
+    damaged = sorted(entries)[::2]
+    for name in damaged:
+        (tmp_path / "mixfl" / name).write_bytes(entries[name][:100])
+    second = mixfl(*RUN, tmp_path / "b", env=env)
     assert second.returncode == 0, second.stderr
     assert "Warning" not in second.stderr
-    assert not any(e.exists() and e.stat().st_size == 100 for e in entries)
+    again = programs(tmp_path)
+    assert not any(len(content) == 100 for content in again.values())
+    assert again.keys() <= entries.keys()
     model = "model.safetensors"
     assert (tmp_path / "a" / model).read_bytes() == (tmp_path / "b" / model).read_bytes()
+
+
+def test_the_programs_not_used_for_longest_are_removed(tmp_path):
+    for i in range(10):
+        (tmp_path / f"p{i}-cache").write_bytes(bytes(100))
+        os.utime(tmp_path / f"p{i}-cache", (1000 + i, 1000))
+    (tmp_path / "other").write_bytes(bytes(10_000))
+    trim(tmp_path, 1000)
+    assert len(list(tmp_path.iterdir())) == 11
+    trim(tmp_path, 999)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["other"] + [
+        f"p{i}-cache" for i in range(6, 10)
+    ]
+    trim(tmp_path / "not yet there", 999)
 
 
 def test_keys_lists_every_key_and_the_tasks_own():

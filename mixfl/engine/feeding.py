@@ -113,17 +113,6 @@ class Feeder:
         data, ids = renumber(data, marked, self.most_rows(population))
         return ClientFeed(Batches(data, mask), share, ids)
 
-    def held_rows(self, algorithm: Algorithm, round: int, population: int) -> dict:
-        """Per table, how many rows each client of a round's cohort holds: [clients]."""
-        held: dict[str, list] = {}
-        left = self.s.cohort_size
-        for piece in self.pieces(algorithm, round):
-            for name, ids in piece.clients[population].rows.items():
-                rows = self.tables[self.problem.populations[population].name][name].rows
-                held.setdefault(name, []).append((ids[:left] < rows).sum(1))
-            left -= self.chunk
-        return {name: np.concatenate(counts) for name, counts in held.items()}
-
     def most_rows(self, population: int) -> dict[str, int]:
         """Per table, the most rows that a client's batches can name."""
         term = self.problem.populations[population]

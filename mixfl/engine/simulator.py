@@ -65,6 +65,7 @@ class Simulator:
         self.programs: dict[Algorithm, Round] = {}
         self.bytes: dict[Algorithm, list[tuple]] = {}
         self.waited = 0.0  # seconds that the loop waited for data
+        self.fed: tuple[int, list] = (-1, [])  # the last round fed, and the rows of its pieces
         # Called as (round, part done, how far it is in words) within long rounds.
         self.within: Callable[[int, float, str], None] = lambda *_: None
         self.under_way: deque[Progress] = deque()  # long rounds that were begun
@@ -159,7 +160,25 @@ class Simulator:
         begun = time.perf_counter()
         piece = next(pieces)
         self.waited += time.perf_counter() - begun
+        if piece.round != self.fed[0]:
+            self.fed = (piece.round, [])
+        self.fed[1].append([feed.rows for feed in piece.clients])
         return piece
+
+    def held_rows(self, round: int, population: int) -> dict[str, np.ndarray]:
+        """Per table, how many rows each client of a round's cohort holds: [clients].
+
+        Of the last round they are known; those of another one are read."""
+        fed = self.fed[1]
+        if round != self.fed[0]:
+            pieces = self.feeder.pieces(self.at(round), round)
+            fed = [[feed.rows for feed in piece.clients] for piece in pieces]
+        tables = self.tables[self.problem.populations[population].name]
+        counts = {
+            name: np.concatenate([(rows[population][name] < table.rows).sum(1) for rows in fed])
+            for name, table in tables.items()
+        }
+        return {name: held[: self.s.cohort_size] for name, held in counts.items()}
 
     def message_bytes(self, round: int) -> tuple[float, float]:
         """Bytes that a client downloads and uploads in the given round, on average, counted from
@@ -174,7 +193,7 @@ class Simulator:
             base, per_row = counted
             total += base
             if per_row:
-                for table, held in self.feeder.held_rows(algorithm, round, j).items():
+                for table, held in self.held_rows(round, j).items():
                     total += held.mean() * per_row[table]
         down, up = total / len(self.problem.populations)
         return float(down), float(up)
@@ -260,7 +279,7 @@ def check_params(x: Params) -> None:
                 "floating-point arrays. Keep everything else out of them (see docs/models.md)."
             )
         known = isinstance(leaf, jax.Array | np.ndarray) and not isinstance(leaf, jax.core.Tracer)
-        if known and not bool(jax.numpy.isfinite(leaf).all()):
+        if known and not np.isfinite(np.asarray(leaf)).all():
             raise MixflError(f"init returned {name} with NaN or infinite values.")
     if not jax.tree.leaves(x):
         raise MixflError("init returned no parameters.")

@@ -112,7 +112,7 @@ def held_rows(simulator: Simulator) -> dict[str, float]:
     """Per table of the first population, the mean number of rows that a client holds."""
     if not simulator.tables.get(simulator.problem.populations[0].name):
         return {}
-    rounds = [simulator.feeder.held_rows(simulator.at(t), t, 0) for t in range(ROUNDS)]
+    rounds = [simulator.held_rows(t, 0) for t in range(ROUNDS)]
     return {n: float(np.mean([r[n].mean() for r in rounds])) for n in rounds[0]}
 
 

@@ -31,23 +31,33 @@ class AnotherModel(Exception):
 
 class Checkpoints:
     def __init__(self, path: Path, note: Callable[[str], None]):
+        self.path, self.note = path.absolute(), note
+        self.path.mkdir(parents=True, exist_ok=True)
+
+    @functools.cached_property
+    def manager(self) -> Any:
+        """Made when first needed: a new run's first rounds need not wait for Orbax' import."""
         import orbax.checkpoint as ocp
 
         _hush()
-        self.ocp, self.path, self.note = ocp, path.absolute(), note
         options = ocp.CheckpointManagerOptions(
             max_to_keep=KEEP, enable_async_checkpointing=False, create=True,
             cleanup_tmp_directories=True,
         )  # fmt: skip
-        self.manager = ocp.CheckpointManager(self.path, options=options)
+        return ocp.CheckpointManager(self.path, options=options)
+
+    def saved(self) -> bool:
+        """Is there any checkpoint?"""
+        return any(self.path.iterdir()) and self.manager.latest_step() is not None
 
     def save(self, round: int, state: Any, meta: dict[str, Any]) -> None:
         """`meta` is JSON: what the run must remember beside the state."""
         if self.manager.latest_step() == round:
             return
+        from orbax.checkpoint import args
+
         leaves = _leaves(state)
         meta = {**meta, "arrays": _signature(leaves)}
-        args = self.ocp.args
         content = args.Composite(
             state=args.StandardSave(leaves),
             meta=args.JsonSave({**meta, "digest": _digest(leaves, meta)}),
@@ -62,9 +72,12 @@ class Checkpoints:
 
     def latest(self, like: Any) -> tuple[int, Any, dict[str, Any]] | None:
         """(round, state, meta) of the newest checkpoint that is whole; None if there is none."""
+        if not self.saved():
+            return None
+        from orbax.checkpoint import args
+
         leaves, structure = jax.tree.flatten(like)
         shapes = {_name(i): np.zeros(np.shape(a), a.dtype) for i, a in enumerate(leaves)}
-        args = self.ocp.args
         first = args.Composite(meta=args.JsonRestore())
         wanted = args.Composite(state=args.StandardRestore(shapes), meta=args.JsonRestore())
         rounds = sorted(self.manager.all_steps(), reverse=True)
@@ -96,7 +109,8 @@ class Checkpoints:
         return None
 
     def close(self) -> None:
-        self.manager.close()
+        if "manager" in vars(self):
+            self.manager.close()
         for left in self.path.glob("*.orbax-checkpoint-tmp"):  # of a save that failed
             shutil.rmtree(left, ignore_errors=True)
 

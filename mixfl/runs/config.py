@@ -6,7 +6,6 @@ part for the algorithm, a configuration file, what is set by hand.
 
 import dataclasses
 import os
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +21,6 @@ from mixfl.errors import MixflError, unknown
 from mixfl.problem import Central, Problem
 from mixfl.settings import KEYS, Settings, check_keys
 from mixfl.tasks import Task, find, read_toml
-
-HEAD = ("task", "algorithm", "preset", "data", "version")  # what is no key of a setting
 
 
 @dataclass(frozen=True)
@@ -150,39 +147,5 @@ def preset_keys(task: Task, preset: str | None, algorithm: str) -> dict[str, Any
     return keys | special
 
 
-def read_config(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A configuration file: (task, algorithm, preset, data), and the keys."""
-    content = read_toml(path)
-    if isinstance(nested := next((v for v in content.values() if isinstance(v, dict)), None), dict):
-        raise MixflError(f"{path}: expected keys with values, not sections (found {nested}).")
-    head = {k: content.pop(k) for k in HEAD if k in content}
-    for key, value in head.items():
-        if not isinstance(value, str):
-            raise MixflError(f"{path}: {key} = {value!r}: expected a text.")
-    for key, value in content.items():
-        if isinstance(value, str) and value.startswith("python:"):
-            raise MixflError(
-                f"{path}: {key} was a function in a Python program ({value}); repeat the run there."
-            )
-    return head, content
-
-
 def to_toml(config: Mapping[str, Any]) -> str:
     return tomli_w.dumps(dict(config))
-
-
-def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
-    """`key=value` from the command line; a value is read as TOML, otherwise as text."""
-    found: dict[str, Any] = {}
-    for text in assignments:
-        key, equals, value = text.partition("=")
-        if not equals or not key.strip():
-            raise MixflError(f"--set {text}: expected key=value, for example --set client_lr=0.1.")
-        key = key.strip()
-        if key in found:
-            raise MixflError(f"--set {key} is given twice.")
-        try:
-            found[key] = tomllib.loads(f"v = {value}")["v"]
-        except (ValueError, RecursionError):  # tomllib's own, and Python's limits
-            found[key] = value.strip()
-    return found

@@ -47,6 +47,7 @@ class Plain(Quiet):
     def advance(self, done):
         if self.first is None:  # the first round has the compilation in it
             self.first, self.begun = done, time.perf_counter()
+        self.done = done
 
     def within(self, round, part, words):
         now = time.perf_counter()
@@ -55,8 +56,9 @@ class Plain(Quiet):
             print(f"{self.label}: round {round + 1}/{self.total}: {words}", flush=True)
 
     def evaluated(self, row):
-        done = row["round"] - self.first
-        left = (time.perf_counter() - self.begun) / max(done, 1) * (self.total - row["round"])
+        # Rounds after the evaluated one may be done by now.
+        done = max(self.done - self.first, 1)
+        left = (time.perf_counter() - self.begun) / done * (self.total - self.done)
         print(
             f"{self.label}: round {row['round']}/{self.total}  {summary(row)}  left {clock(left)}",
             flush=True,
@@ -100,7 +102,7 @@ class Bar(Quiet):
         self.progress.update(self.task, completed=round + 0.99 * part, metrics=words)
 
     def evaluated(self, row):
-        self.progress.update(self.task, completed=row["round"], metrics=summary(row))
+        self.progress.update(self.task, metrics=summary(row))
 
     def note(self, message):
         self.console.print(message, style="yellow", highlight=False, markup=False)

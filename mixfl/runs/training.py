@@ -67,7 +67,7 @@ def run(plan: Plan, out: Path | None, resume: bool, report: Quiet, label: str = 
     simulator = plan.simulator()
     preflight(plan.problem, plan.settings, bool(simulator.tables))
     # A mistake in it shows now, not after the first rounds.
-    before = evaluated(plan.problem, simulator.init().x)
+    before = evaluated(plan.problem, one_copy(simulator.init().x))
     config = plan.config(simulator)
     with contextlib.ExitStack() as stack:
         directory = None
@@ -93,6 +93,7 @@ class Training:
         self.directory, self.report, self.s = directory, report, plan.settings
         self.rows: list[dict[str, Any]] = []
         self.rejected = 0
+        self.pending: Evaluation | None = None
         # Not finite from the start: what is evaluated is at fault, not the training.
         self.never_finite = {k for k, v in before.items() if v is None}
         self.checkpoints = self.events = None
@@ -177,13 +178,16 @@ class Training:
                 if t == start + 1 and not evaluate:  # compilation is no part of a round's time
                     seconds, since = 0.0, t
                 self.report.advance(t)
+                if evaluate or save or (self.pending and self.pending.done):
+                    self._settle()
                 if evaluate:
-                    row = self._row(result, 1000 * seconds / (t - since))
+                    self._evaluate(result, 1000 * seconds / (t - since))
                     seconds, since = 0.0, t
-                    self._log(row)
-                if save and self.checkpoints is not None:
-                    self.checkpoints.save(t, result.state, {"rejected": self.rejected})
-                    saved = time.perf_counter()
+                if save:
+                    self._settle()  # the rows up to a checkpoint are written before it
+                    if self.checkpoints is not None:
+                        self.checkpoints.save(t, result.state, {"rejected": self.rejected})
+                        saved = time.perf_counter()
                 if stop and t < s.rounds:
                     self._interrupted(t)
         except Diverged as error:
@@ -193,6 +197,8 @@ class Training:
         except Interrupted:
             raise
         except MixflError as error:
+            with contextlib.suppress(MixflError):
+                self._settle()
             if self.directory is not None:
                 with contextlib.suppress(MixflError):
                     self.directory.set_status("failed", result.round, str(error))
@@ -217,6 +223,7 @@ class Training:
             self.rejected += rejected
         left = sum(float(info.get(f"clients/{p.name}", 0)) for p in self.plan.problem.populations)
         if not bool(info["finite"]) or (rejected and not left):
+            self._settle()  # what was evaluated before is said before
             raise self._diverged(result.round)
 
     def _diverged(self, t: int) -> Diverged:
@@ -226,23 +233,18 @@ class Training:
         hint = f"lower {' or '.join(lower)}"
         if self.plan.recipe.id == "2wgt" and s.merge_lr != "auto":
             hint += f", or set merge_lr = auto (now {s.merge_lr:g})"
-        saved = self.checkpoints is not None and self.checkpoints.manager.latest_step() is not None
+        saved = self.checkpoints is not None and self.checkpoints.saved()
         kept = " The last good checkpoint is kept." if saved else ""
         return Diverged(
             f"{self.plan.recipe.id} diverged in round {t}: the model is no longer finite, or no "
             f"client's update is. To get on, {hint}.{kept}", t,
         )  # fmt: skip
 
-    def _row(self, result: RoundResult, round_ms: float) -> dict[str, Any]:
-        """One line of metrics.jsonl."""
+    def _evaluate(self, result: RoundResult, round_ms: float) -> None:
+        """Begins to evaluate a round's model, beside the following rounds."""
         t = result.round
-        row: dict[str, Any] = {"round": t}
-        problem = self.plan.problem
-        row |= evaluated(problem, result.state.x)
-        if row.get("eval/loss", 0.0) is None and "eval/loss" not in self.never_finite:
-            raise self._diverged(t)
         info = {k: v for k, v in result.info.items() if k not in ("finite", "clients/rejected")}
-        row |= {k: _number(v, k) for k, v in info.items()}
+        row = {k: _number(v, k) for k, v in info.items()}
         down, up = self.simulator.message_bytes(t - 1)
         row |= {
             "clients/rejected": self.rejected,
@@ -250,7 +252,17 @@ class Training:
             "comm/up_bytes": up,
             "time/round_ms": round(round_ms, 3),
         }
-        return row
+        self.pending = Evaluation(self.plan.problem, t, one_copy(result.state.x), row)
+
+    def _settle(self) -> None:
+        """Waits for the evaluation that is under way, if any, and logs its row."""
+        pending, self.pending = self.pending, None
+        if pending is None:
+            return
+        found = pending.result()
+        if found.get("eval/loss", 0.0) is None and "eval/loss" not in self.never_finite:
+            raise self._diverged(pending.round)
+        self._log({"round": pending.round, **found, **pending.row})
 
     def _log(self, row: dict[str, Any]) -> None:
         self.rows.append(row)
@@ -276,6 +288,42 @@ class Training:
         if self.rejected:
             self.report.note(f"{self.rejected} client updates were not finite and were left out")
         return Result(params, self.rows, self.config, self.rejected)
+
+
+class Evaluation:
+    """A model being evaluated in a thread of its own. The rest of its `row` is known already."""
+
+    def __init__(self, problem: Problem, round: int, x: Params, row: dict[str, Any]):
+        self.round, self.row = round, row
+        self.found: dict[str, float | None] = {}
+        self.error: BaseException | None = None
+        # A second Ctrl-C does not wait for it.
+        self.thread = threading.Thread(target=self._run, args=(problem, x), daemon=True)
+        self.thread.start()
+
+    def _run(self, problem: Problem, x: Params) -> None:
+        try:
+            self.found = evaluated(problem, x)
+        except BaseException as error:  # raised by `result`
+            self.error = error
+
+    @property
+    def done(self) -> bool:
+        return not self.thread.is_alive()
+
+    def result(self) -> dict[str, float | None]:
+        self.thread.join()
+        if self.error is not None:
+            raise self.error
+        return self.found
+
+
+def one_copy(x: Params) -> Params:
+    """A model's copy, for the next round uses up what it is given. On one device, and bound to it
+    always: all devices would do the same work, and for arrays that are bound or not JAX compiles
+    twice."""
+    copy = jax.tree.map(lambda a: jax.numpy.array(a.addressable_data(0), copy=True), x)
+    return jax.device_put(copy, jax.local_devices()[0])
 
 
 def evaluated(problem: Problem, x: Params) -> dict[str, float | None]:

@@ -37,12 +37,21 @@ def key(default: Any, help: str) -> Any:
     return field(default=default, metadata={"help": help})
 
 
+def check_name(name: str) -> None:
+    """Is there such a task, or such a file? Needs no JAX."""
+    if ".py" not in name and name not in TASKS:
+        raise unknown("task", name, [*TASKS, "path.py:problem"])
+    if ".py" in name and not _place(name)[0].is_file():
+        raise MixflError(
+            f"there is no file {_place(name)[0]} (a problem of your own is path.py:problem)."
+        )
+
+
 def find(name: str) -> Task:
     """A task of the library, or `path.py:problem`."""
+    check_name(name)
     if ".py" in name:
         return _own(name)
-    if name not in TASKS:
-        raise unknown("task", name, [*TASKS, "path.py:problem"])
     module = importlib.import_module(TASKS[name])
     presets = {p.stem: p for p in sorted((PRESETS / name).glob("*.toml"))}
 
@@ -53,11 +62,14 @@ def find(name: str) -> Task:
     return Task(name, dataclasses.asdict(module.Options()), build, presets, help)
 
 
-def _own(name: str) -> Task:
+def _place(name: str) -> tuple[Path, str]:
+    """Of `path.py:problem`, the file and the name in it."""
     file, _, attribute = name.rpartition(":") if ":" in name else (name, "", "problem")
-    path = Path(file)
-    if not path.is_file():
-        raise MixflError(f"there is no file {path} (a problem of your own is path.py:problem).")
+    return Path(file), attribute
+
+
+def _own(name: str) -> Task:
+    path, attribute = _place(name)
     problem = _imported(path.resolve(), attribute, path.stat().st_mtime_ns)
 
     def build(options, data):

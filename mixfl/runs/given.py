@@ -1,0 +1,45 @@
+"""What the user says, on the command line or in a file. Needs no JAX: mistakes show at once."""
+
+import tomllib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from mixfl.errors import MixflError
+from mixfl.tasks import read_toml
+
+HEAD = ("task", "algorithm", "preset", "data", "version")  # what is no key of a setting
+
+
+def read_config(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A configuration file: (task, algorithm, preset, data), and the keys."""
+    content = read_toml(path)
+    if isinstance(nested := next((v for v in content.values() if isinstance(v, dict)), None), dict):
+        raise MixflError(f"{path}: expected keys with values, not sections (found {nested}).")
+    head = {k: content.pop(k) for k in HEAD if k in content}
+    for key, value in head.items():
+        if not isinstance(value, str):
+            raise MixflError(f"{path}: {key} = {value!r}: expected a text.")
+    for key, value in content.items():
+        if isinstance(value, str) and value.startswith("python:"):
+            raise MixflError(
+                f"{path}: {key} was a function in a Python program ({value}); repeat the run there."
+            )
+    return head, content
+
+
+def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
+    """`key=value` from the command line; a value is read as TOML, otherwise as text."""
+    found: dict[str, Any] = {}
+    for text in assignments:
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip():
+            raise MixflError(f"--set {text}: expected key=value, for example --set client_lr=0.1.")
+        key = key.strip()
+        if key in found:
+            raise MixflError(f"--set {key} is given twice.")
+        try:
+            found[key] = tomllib.loads(f"v = {value}")["v"]
+        except (ValueError, RecursionError):  # tomllib's own, and Python's limits
+            found[key] = value.strip()
+    return found
