@@ -43,6 +43,8 @@ SHARED = [
     click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE",
                  help="Any key, e.g. --set client_lr=0.1; may be repeated. See `mixfl keys`."),
     click.option("--resume", is_flag=True, help="Go on with what --out holds."),
+    click.option("--distributed", is_flag=True,
+                 help="One of several processes that train together (docs/scaling.md)."),
 ]  # fmt: skip
 
 
@@ -65,7 +67,9 @@ def by_hand(rounds, seed, assignments) -> dict:
     click.option("--config", type=click.Path(path_type=Path), metavar="FILE",
                  help="A config.toml, as a run's folder holds it: repeats that run."),
 )  # fmt: skip
-def run(task, algorithm, config, preset, rounds, seed, out, data, assignments, resume):
+def run(
+    task, algorithm, config, preset, rounds, seed, out, data, assignments, resume, distributed
+):  # fmt: skip
     """Train TASK with one algorithm."""
     from mixfl.runs.config import read_config
 
@@ -77,18 +81,22 @@ def run(task, algorithm, config, preset, rounds, seed, out, data, assignments, r
         raise MixflError("which task? For example: mixfl run smile --algorithm 2wgt")
     if algorithm is None:
         raise MixflError(f"which algorithm? Give --algorithm with one of {ALGORITHMS}.")
-    start_jax({**keys, **given})
+    start_jax({**keys, **given}, distributed)
+    from mixfl.engine import processes
     from mixfl.runs.config import plan
     from mixfl.runs.progress import reporter, summary
     from mixfl.runs.training import run as train
 
-    planned = plan(
-        task, algorithm, preset=preset or head.get("preset"), data=data or head.get("data"),
-        config=keys, given=given,
-    )  # fmt: skip
+    with processes.Together():
+        planned = plan(
+            task, algorithm, preset=preset or head.get("preset"), data=data or head.get("data"),
+            config=keys, given=given,
+        )  # fmt: skip
     name = task if ".py" not in task else planned.problem.name
     out = out or Path("runs") / f"{name}-{algorithm}-seed{planned.settings.seed}"
-    result = train(planned, out, resume, reporter(True))
+    result = train(planned, out, resume, reporter(processes.first()))
+    if not processes.first():
+        return
     if result.metrics:
         click.echo(f"round {result.metrics[-1]['round']}: {summary(result.metrics[-1])}")
     click.echo(f"The run is in {out} (model.safetensors, metrics.jsonl, config.toml).")
@@ -102,10 +110,13 @@ def run(task, algorithm, config, preset, rounds, seed, out, data, assignments, r
     click.option("--trials", type=click.IntRange(min=1), default=1, show_default=True,
                  metavar="N", help="Trials of each, with seeds one apart."),
 )  # fmt: skip
-def compare(task, algorithms, trials, preset, rounds, seed, out, data, assignments, resume):
+def compare(
+    task, algorithms, trials, preset, rounds, seed, out, data, assignments, resume, distributed
+):  # fmt: skip
     """Train TASK with several algorithms on the same cohorts and seeds."""
     given = by_hand(rounds, seed, assignments)
-    start_jax(given)
+    start_jax(given, distributed)
+    from mixfl.engine import processes
     from mixfl.experiments import compare as comparison
     from mixfl.experiments import plots
     from mixfl.runs.config import plan
@@ -117,12 +128,15 @@ def compare(task, algorithms, trials, preset, rounds, seed, out, data, assignmen
             f"--algorithms {algorithms}: expected different names, separated by commas."
         )
     problems: dict = {}
-    plans = [
-        plan(task, a, preset=preset, data=data, given=given, shared_with=ids, problems=problems)
-        for a in ids
-    ]
+    with processes.Together():
+        plans = [
+            plan(task, a, preset=preset, data=data, given=given, shared_with=ids, problems=problems)
+            for a in ids
+        ]
     out = out or Path("runs") / f"compare-{plans[0].problem.name}"
-    outcomes = comparison.compare(plans, out, trials, resume, reporter(True))
+    outcomes = comparison.compare(plans, out, trials, resume, reporter(processes.first()))
+    if not processes.first():
+        return
     print_table(*comparison.rows(outcomes), title=f"{plans[0].problem.name}: after training")
     metrics = comparison.shown_metrics(outcomes)
     if metrics:
@@ -344,7 +358,7 @@ def print_table(header, rows, title=None):
     Console(width=width, highlight=False).print(table)
 
 
-def start_jax(keys) -> None:
+def start_jax(keys, distributed: bool = False) -> None:
     """What must be said before JAX starts: its CPU devices, and where programs are kept.
 
     Compiled programs are kept between runs (in ~/.cache/mixfl, or as JAX_COMPILATION_CACHE_DIR
@@ -362,6 +376,10 @@ def start_jax(keys) -> None:
     devices = wanted if isinstance(wanted, int) else cores or 1
     with contextlib.suppress(RuntimeError):  # JAX runs already, where another program calls
         jax.config.update("jax_num_cpu_devices", min(max(devices, 1), 64))
+    if distributed:
+        from mixfl.engine import processes
+
+        processes.start()
 
 
 def mend_cache(cache: Path) -> None:
@@ -387,18 +405,28 @@ def main():
         sys.exit(2)
     except (click.Abort, KeyboardInterrupt):
         click.echo("stopped", err=True)
-        sys.exit(130)
+        end(130)
     except MixflError as error:
         click.echo(f"mixfl: {error}", err=True)
-        sys.exit(error.exit_code)
+        end(error.exit_code, error.everywhere)
     except BrokenPipeError:
-        sys.exit(1)
+        end(1)
     except OSError as error:
         click.echo(f"mixfl: {error.filename or 'a file'}: {error.strerror or error}.", err=True)
-        sys.exit(2)
+        end(2, getattr(error, "everywhere", False))
     except (MemoryError, RuntimeError) as error:  # XLA says it by a RuntimeError
         if isinstance(error, RuntimeError) and "Out of memory" not in str(error):
             raise
         advice = "lower cohort_chunk or central_chunk, or make the model smaller"
         click.echo(f"mixfl: out of memory: {advice}.", err=True)
-        sys.exit(2)
+        end(2)
+
+
+def end(code: int, everywhere: bool = False) -> None:
+    """Ends this process; at once where others wait for it in a sum, which ends them too."""
+    jax = sys.modules.get("jax")
+    if jax is not None and jax.distributed.is_initialized() and not everywhere:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)

@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from mixfl.algorithm import Algorithm
+from mixfl.engine import processes
 from mixfl.engine.feeding import Feeder, Prefetch
 from mixfl.engine.memory import keep_freed_memory
 from mixfl.engine.round import Round
@@ -59,7 +60,8 @@ class Simulator:
         self.devices = choose_devices(problem, algorithm, s)
         self.tables = row_sparse_tables(problem, algorithm, s)
         self.algorithm = row_sparse(algorithm, problem, s, self.tables)
-        self.feeder = Feeder(problem, s, self.devices, self.tables)
+        own = (jax.process_index(), jax.process_count())
+        self.feeder = Feeder(problem, s, self.devices, self.tables, own)
         self.feeder.check_draws(self.at(0))
         self.programs: dict[Algorithm, Round] = {}
         self.bytes: dict[Algorithm, list[tuple]] = {}
@@ -92,7 +94,10 @@ class Simulator:
         return self.programs[algorithm]
 
     def long(self, algorithm: Algorithm) -> int:
-        """The chunks that the server computes in a round, if they are many; otherwise 0."""
+        """The chunks that the server computes in a round, if they are many; otherwise 0. Several
+        processes don't count them: a program calls back in one of them only."""
+        if jax.process_count() > 1:
+            return 0
         chunks = [(draw.steps, self.feeder.chunks(draw)) for draw in algorithm.feed.draw if draw]
         count = sum(steps * parts for steps, parts in chunks if parts > 1)
         return count if count >= LONG_ROUND else 0
@@ -133,7 +138,7 @@ class Simulator:
 
     def _round(self, algorithm: Algorithm, state, pieces):
         program = self.program(algorithm)
-        piece = self._next(pieces)
+        piece = self._next(pieces, program)
         drawn = piece.drawn
         progress = Progress(piece.round, self.long(algorithm))
         if progress.chunks:
@@ -151,13 +156,14 @@ class Simulator:
             self.within(*progress.tell())
             if piece.last:
                 return program.finish(state, drawn, messages, carry)
-            piece = self._next(pieces)
+            piece = self._next(pieces, program)
 
-    def _next(self, pieces):
+    def _next(self, pieces, program: Round):
         begun = time.perf_counter()
         piece = next(pieces)
         self.waited += time.perf_counter() - begun
-        return piece
+        drawn, clients = program.joined(piece.drawn, piece.clients)
+        return piece._replace(drawn=drawn, clients=clients)
 
     def message_bytes(self, round: int) -> tuple[float, float]:
         """Bytes that a client downloads and uploads in the given round, on average, counted from
@@ -242,14 +248,20 @@ def check_params(x: Params) -> None:
 
 
 def choose_devices(problem: Problem, algorithm: Algorithm, s: Settings) -> int:
-    """The devices that share a cohort. Where `auto` on a CPU: one for models with large products,
-    which use all cores by themselves, and where there are no clients; otherwise all."""
-    available = len(jax.devices())
+    """The devices that share a cohort. Where `auto` on a CPU: one (of each process) for models
+    with large products, which use all cores by themselves, and where there are no clients;
+    otherwise all."""
+    available, count = processes.available(), jax.process_count()
     if s.devices == "auto":
         if jax.default_backend() != "cpu":
             return available
         small = largest_parameter(problem) < LARGE_PARAMETER
-        return available if small and algorithm.feed.clients else 1
+        return available if small and algorithm.feed.clients else count
+    if s.devices % count:
+        raise MixflError(
+            f"devices = {s.devices}, but there are {count} processes: give a multiple of {count} "
+            "(of each process as many are used)."
+        )
     if s.devices > available:
         raise MixflError(
             f"devices = {s.devices}, but JAX has {available}. On a CPU, as many as wanted are made "

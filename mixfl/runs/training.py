@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ import numpy as np
 
 from mixfl.algorithm import Recipe
 from mixfl.algorithms import recipe as find_recipe
-from mixfl.engine import RoundResult
+from mixfl.engine import RoundResult, processes
 from mixfl.engine.preflight import attempt, preflight
 from mixfl.errors import Diverged, Interrupted, MixflError
 from mixfl.problem import Params, Problem
@@ -28,6 +29,7 @@ from mixfl.settings import KEYS, Settings, check_keys
 from mixfl.sparse import why_dense
 
 CHECKPOINT_SECONDS = 60  # a checkpoint at least this often, however long the rounds are
+MEETING_SECONDS = 1.0  # between two moments at which several processes ask whether to stop
 
 
 @dataclass(frozen=True)
@@ -64,42 +66,80 @@ def train(
 
 def run(plan: Plan, out: Path | None, resume: bool, report: Quiet, label: str = "") -> Result:
     """Everything is checked before anything is written."""
-    simulator = plan.simulator()
-    preflight(plan.problem, plan.settings, bool(simulator.tables))
-    # A mistake in it shows now, not after the first rounds.
-    before = evaluated(plan.problem, simulator.init().x)
-    config = plan.config(simulator)
+    first = processes.first()
+    report = report if first else Quiet()
+    with processes.Together():
+        simulator = plan.simulator()
+        preflight(plan.problem, plan.settings, bool(simulator.tables))
+        # A mistake in it shows now, not after the first rounds.
+        before = evaluated(plan.problem, simulator.init().x) if first else {}
+        config = plan.config(simulator)
+    check_alike(plan.problem, config)
     with contextlib.ExitStack() as stack:
-        directory = None
-        if out is not None:
-            files = plan.problem.files
-            directory = RunDirectory(out, config, to_toml(config), resume, files)
-            stack.callback(directory.close)
-            if directory.finished:
-                like = simulator.shapes().x
-                params, rows = load_model(out / "model.safetensors", like), read_metrics(out)
-                if read_status(out).get("status") != "finished":  # killed just before it said so
-                    directory.set_status("finished", plan.settings.rounds)
-                report.note(f"{out} is finished already")
-                return Result(params, rows, config, rows[-1]["clients/rejected"] if rows else 0)
-        return Training(plan, simulator, config, directory, report, stack, before).run(label)
+        directory, params = None, None
+        with processes.Together() as finished:
+            if out is not None and first:
+                files = plan.problem.files
+                directory = RunDirectory(out, config, to_toml(config), resume, files)
+                stack.callback(directory.close)
+                if directory.finished:
+                    params = load_model(out / "model.safetensors", simulator.shapes().x)
+                    if read_status(out).get("status") != "finished":  # killed just before it
+                        directory.set_status("finished", plan.settings.rounds)
+                    report.note(f"{out} is finished already")
+                    finished.value = read_metrics(out)
+        rows = finished.value
+        if rows is not None:
+            like = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), simulator.shapes().x)
+            params = processes.share(like if params is None else params)
+            return Result(params, rows, config, rows[-1]["clients/rejected"] if rows else 0)
+        training = Training(plan, simulator, config, out, directory, report, stack, before)
+        return training.run(label)
+
+
+def check_alike(problem: Problem, config: dict[str, Any]) -> None:
+    """Several processes must have the same settings and data; where the data lies is their own."""
+    if jax.process_count() == 1:
+        return
+    own = {k: v for k, v in config.items() if k != "data"} | {"task": Path(config["task"]).name}
+    for term in problem.terms:
+        if term.examples is not None:
+            some = term.examples.take(np.linspace(0, len(term.examples) - 1, 16).astype(np.int64))
+            parts = [len(term.examples), *(zlib.crc32(a.tobytes()) for a in some.values())]
+            own[f"the data of '{term.name}'"] = parts
+    for term in problem.populations:
+        own[f"the clients of '{term.name}'"] = zlib.crc32(
+            np.asarray(term.clients.offsets).tobytes()
+        )
+    with processes.Together():
+        expected, *others = processes.gather(own)
+        for i, found in enumerate(others, 1):
+            changed = [
+                f"{k}: {found.get(k, 'unset')} and not {expected.get(k, 'unset')}"
+                for k in sorted({*found, *expected})
+                if found.get(k) != expected.get(k)
+            ]
+            if changed:
+                raise MixflError(
+                    f"process {i} has other settings or data than process 0 "
+                    f"({'; '.join(changed)}): start all processes with the same command."
+                )
 
 
 class Training:
     """One run under way."""
 
-    def __init__(self, plan, simulator, config, directory, report, stack, before):
-        self.plan, self.simulator, self.config = plan, simulator, config
+    def __init__(self, plan, simulator, config, out, directory, report, stack, before):
+        self.plan, self.simulator, self.config, self.out = plan, simulator, config, out
         self.directory, self.report, self.s = directory, report, plan.settings
         self.rows: list[dict[str, Any]] = []
         self.rejected = 0
         # Not finite from the start: what is evaluated is at fault, not the training.
         self.never_finite = {k for k, v in before.items() if v is None}
         self.checkpoints = self.events = None
-        if directory is not None:
-            self.checkpoints = Checkpoints(directory.path / "checkpoints", report.note)
-            stack.callback(self.checkpoints.close)
         self.stack = stack
+        self.met = (0, time.perf_counter())  # round and time at which the processes met last
+        self.meeting = 0  # the round of their next meeting
 
     def run(self, label: str) -> Result:
         s, report = self.s, self.report
@@ -128,8 +168,9 @@ class Training:
                 f"{', '.join(sorted(self.never_finite))} of the initial model is not finite: look "
                 "at the data and the function that evaluate; it is written as null"
             )
-        if self.directory is not None:
-            self.directory.set_status("running", start)
+        with processes.Together():
+            if self.directory is not None:
+                self.directory.set_status("running", start)
         with stop_requested() as asked:
             state = self._loop(state, start, asked)
         return self._finish(state)
@@ -137,19 +178,29 @@ class Training:
     def _begin(self) -> tuple[Any, int]:
         """The first state, or that of the newest checkpoint."""
         state, start = self.simulator.init(), 0
-        if self.checkpoints is not None and self.directory is not None:
-            found = self.checkpoints.latest(state)
-            if found is not None:
-                start, state, meta = found
-                self.rejected = meta["rejected"]
-                self.report.note(f"going on from the checkpoint of round {start}")
-            self.rows = self.directory.keep_metrics(start)
-            lost = {t for t in range(1, start + 1) if self._evaluates(t)}
-            lost -= {row["round"] for row in self.rows}
-            if lost:
-                self.report.note(f"metrics.jsonl is damaged: it lacks round {min(lost)}")
-            self.events = Events(self.directory.path / "tensorboard", start)
-        return state, start
+        with processes.Together() as begun:
+            if self.directory is not None:
+                start, state = self._restored(state)
+            begun.value = start, self.rejected, self.rows
+        start, self.rejected, self.rows = begun.value
+        return processes.share(state), start
+
+    def _restored(self, state: Any) -> tuple[int, Any]:
+        start = 0
+        self.checkpoints = Checkpoints(self.directory.path / "checkpoints", self.report.note)
+        self.stack.callback(self.checkpoints.close)
+        found = self.checkpoints.latest(state)
+        if found is not None:
+            start, state, meta = found
+            self.rejected = meta["rejected"]
+            self.report.note(f"going on from the checkpoint of round {start}")
+        self.rows = self.directory.keep_metrics(start)
+        lost = {t for t in range(1, start + 1) if self._evaluates(t)}
+        lost -= {row["round"] for row in self.rows}
+        if lost:
+            self.report.note(f"metrics.jsonl is damaged: it lacks round {min(lost)}")
+        self.events = Events(self.directory.path / "tensorboard", start)
+        return start, state
 
     def _loop(self, state: Any, start: int, asked: Callable[[], bool]) -> Any:
         s = self.s
@@ -163,8 +214,8 @@ class Training:
                 result = next(rounds)
                 t = result.round
                 evaluate = self._evaluates(t)
-                stop = asked()
                 overdue = time.perf_counter() - saved > CHECKPOINT_SECONDS
+                stop, overdue = self._decided(t, asked(), overdue)
                 save = t % s.checkpoint_every == 0 or t == s.rounds or overdue or stop
                 # One round is in flight; only where its outcome is needed now is it waited for.
                 for due in filter(None, [previous, result if evaluate or save else None]):
@@ -175,11 +226,16 @@ class Training:
                     seconds, since = 0.0, t
                 self.report.advance(t)
                 if evaluate:
-                    row = self._row(result, 1000 * seconds / (t - since))
+                    with processes.Together() as judged:
+                        if processes.first():
+                            judged.value = self._row(result, 1000 * seconds / (t - since))
+                            self._write(judged.value)
                     seconds, since = 0.0, t
-                    self._log(row)
-                if save and self.checkpoints is not None:
-                    self.checkpoints.save(t, result.state, {"rejected": self.rejected})
+                    self.rows.append(judged.value)
+                if save:
+                    with processes.Together():
+                        if self.checkpoints is not None:
+                            self.checkpoints.save(t, result.state, {"rejected": self.rejected})
                     saved = time.perf_counter()
                 if stop and t < s.rounds:
                     self._interrupted(t)
@@ -190,13 +246,34 @@ class Training:
         except Interrupted:
             raise
         except MixflError as error:
-            if self.directory is not None:
-                with contextlib.suppress(MixflError):
-                    self.directory.set_status("failed", result.round, str(error))
+            self._failed(result.round, error)
             raise
+        except jax.errors.JaxRuntimeError as error:
+            if jax.process_count() == 1:
+                raise
+            self._failed(result.round, lost := processes.lost(error))
+            raise lost from None
         finally:
             rounds.close()  # type: ignore[attr-defined]
         return result.state
+
+    def _decided(self, t: int, stop: bool, overdue: bool) -> tuple[bool, bool]:
+        """Whether to stop, and whether a checkpoint is overdue. Several processes do what one of
+        them wants; they ask each other about once a second, as process 0 counts it."""
+        if jax.process_count() == 1:
+            return stop, overdue
+        if t < self.meeting:
+            return False, False
+        now = time.perf_counter()
+        rounds = (t - self.met[0]) / max(now - self.met[1], 1e-3) * MEETING_SECONDS
+        wishes = processes.gather([stop, overdue, max(1, int(rounds))])
+        self.met, self.meeting = (t, now), t + wishes[0][2]
+        return any(w[0] for w in wishes), any(w[1] for w in wishes)
+
+    def _failed(self, t: int, error: MixflError) -> None:
+        if self.directory is not None:
+            with contextlib.suppress(MixflError):
+                self.directory.set_status("failed", t, str(error))
 
     def _evaluates(self, t: int) -> bool:
         return t % self.s.eval_every == 0 or t == self.s.rounds
@@ -235,7 +312,7 @@ class Training:
         t = result.round
         row: dict[str, Any] = {"round": t}
         problem = self.plan.problem
-        row |= evaluated(problem, result.state.x)
+        row |= evaluated(problem, processes.local(result.state.x))
         if row.get("eval/loss", 0.0) is None and "eval/loss" not in self.never_finite:
             raise self._diverged(t)
         info = {k: v for k, v in result.info.items() if k not in ("finite", "clients/rejected")}
@@ -249,27 +326,29 @@ class Training:
         }
         return row
 
-    def _log(self, row: dict[str, Any]) -> None:
-        self.rows.append(row)
+    def _write(self, row: dict[str, Any]) -> None:
         if self.directory is not None and self.events is not None:
             self.directory.add_metrics(row)
             self.events.add(row)
         self.report.evaluated(row)
 
     def _interrupted(self, t: int) -> None:
-        if self.directory is None:
+        if self.out is None:
             raise Interrupted(f"stopped after round {t}; nothing is saved, as no folder was given.")
-        self.directory.set_status("interrupted", t)
+        with processes.Together():
+            if self.directory is not None:
+                self.directory.set_status("interrupted", t)
         raise Interrupted(
-            f"stopped after round {t} of {self.s.rounds}; the state is saved in "
-            f"{self.directory.path}. The same command with --resume goes on."
+            f"stopped after round {t} of {self.s.rounds}; the state is saved in {self.out}. "
+            "The same command with --resume goes on."
         )
 
     def _finish(self, state: Any) -> Result:
         params = jax.tree.map(np.array, state.x)
-        if self.directory is not None:
-            self.directory.save_model(params)
-            self.directory.set_status("finished", self.s.rounds)
+        with processes.Together():
+            if self.directory is not None:
+                self.directory.save_model(params)
+                self.directory.set_status("finished", self.s.rounds)
         if self.rejected:
             self.report.note(f"{self.rejected} client updates were not finite and were left out")
         return Result(params, self.rows, self.config, self.rejected)
