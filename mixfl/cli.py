@@ -3,6 +3,7 @@
 import contextlib
 import os
 import sys
+import traceback
 import warnings
 from pathlib import Path
 
@@ -414,18 +415,28 @@ def main():
     except OSError as error:
         click.echo(f"mixfl: {error.filename or 'a file'}: {error.strerror or error}.", err=True)
         end(2, getattr(error, "everywhere", False))
-    except (MemoryError, RuntimeError) as error:  # XLA says it by a RuntimeError
-        if isinstance(error, RuntimeError) and "Out of memory" not in str(error):
+    except Exception as error:
+        # XLA says it by a RuntimeError.
+        full = isinstance(error, RuntimeError) and "Out of memory" in str(error)
+        if full or isinstance(error, MemoryError):
+            advice = "lower cohort_chunk or central_chunk, or make the model smaller"
+            click.echo(f"mixfl: out of memory: {advice}.", err=True)
+            end(2)
+        if not connected():
             raise
-        advice = "lower cohort_chunk or central_chunk, or make the model smaller"
-        click.echo(f"mixfl: out of memory: {advice}.", err=True)
-        end(2)
+        traceback.print_exc()
+        end(1)
+
+
+def connected() -> bool:
+    """Is it one of several processes?"""
+    jax = sys.modules.get("jax")
+    return jax is not None and jax.distributed.is_initialized()
 
 
 def end(code: int, everywhere: bool = False) -> None:
     """Ends this process; at once where others wait for it in a sum, which ends them too."""
-    jax = sys.modules.get("jax")
-    if jax is not None and jax.distributed.is_initialized() and not everywhere:
+    if connected() and not everywhere:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

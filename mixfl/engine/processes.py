@@ -22,6 +22,7 @@ from mixfl.errors import Diverged, MixflError
 
 COORDINATOR, PROCESSES, PROCESS = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
 WAIT, WAIT_SECONDS = "MIXFL_WAIT_SECONDS", 300
+FAILED = (jax.errors.JaxRuntimeError, ValueError)  # what JAX raises where a sum has failed
 HOW = (
     f"Start mixfl by srun or mpirun, or set {COORDINATOR}=HOST:PORT (of process 0), {PROCESSES} "
     f"and {PROCESS} (see docs/scaling.md)."
@@ -66,10 +67,6 @@ def _number(name: str, default: int | None = None) -> Any:
     if not text.isascii() or not text.isdigit():
         raise MixflError(f"{name}={text}: expected a whole number.")
     return int(text)
-
-
-def connected() -> bool:
-    return jax.distributed.is_initialized()
 
 
 def first() -> bool:
@@ -130,8 +127,8 @@ def _add(array: np.ndarray) -> np.ndarray:
     whole = jax.make_array_from_process_local_data(NamedSharding(mesh, P("processes")), array[None])
     try:
         return np.asarray(add(whole))
-    except jax.errors.JaxRuntimeError as error:
-        raise lost(error) from None
+    except FAILED as error:
+        raise lost(error) or error from None
 
 
 @functools.cache
@@ -181,8 +178,11 @@ def _elsewhere(process: int, message: str, round: int | None) -> MixflError:
     return error
 
 
-def lost(error: Exception) -> MixflError:
-    """What to say when a sum over the processes has failed."""
+def lost(error: Exception) -> MixflError | None:
+    """What to say if a sum over the processes has failed; None if it's another error."""
+    sums = isinstance(error, jax.errors.JaxRuntimeError) or "Gloo" in str(error)
+    if jax.process_count() == 1 or not sums:
+        return None
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return MixflError(
         "a sum over the processes failed, as when one of them has ended (look at the output of the "

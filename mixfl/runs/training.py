@@ -215,8 +215,9 @@ class Training:
                 t = result.round
                 evaluate = self._evaluates(t)
                 overdue = time.perf_counter() - saved > CHECKPOINT_SECONDS
-                stop, overdue = self._decided(t, asked(), overdue)
-                save = t % s.checkpoint_every == 0 or t == s.rounds or overdue or stop
+                save = t % s.checkpoint_every == 0 or t == s.rounds
+                stop, overdue = self._decided(t, evaluate or save, asked(), overdue)
+                save = save or overdue or stop
                 # One round is in flight; only where its outcome is needed now is it waited for.
                 for due in filter(None, [previous, result if evaluate or save else None]):
                     self._check(due)
@@ -248,21 +249,23 @@ class Training:
         except MixflError as error:
             self._failed(result.round, error)
             raise
-        except jax.errors.JaxRuntimeError as error:
-            if jax.process_count() == 1:
+        except processes.FAILED as error:
+            lost = processes.lost(error)
+            if lost is None:
                 raise
-            self._failed(result.round, lost := processes.lost(error))
+            self._failed(result.round, lost)
             raise lost from None
         finally:
             rounds.close()  # type: ignore[attr-defined]
         return result.state
 
-    def _decided(self, t: int, stop: bool, overdue: bool) -> tuple[bool, bool]:
+    def _decided(self, t: int, meet: bool, stop: bool, overdue: bool) -> tuple[bool, bool]:
         """Whether to stop, and whether a checkpoint is overdue. Several processes do what one of
-        them wants; they ask each other about once a second, as process 0 counts it."""
+        them wants; they ask each other about once a second, as process 0 counts it, and where
+        they meet anyway."""
         if jax.process_count() == 1:
             return stop, overdue
-        if t < self.meeting:
+        if t < self.meeting and not meet:
             return False, False
         now = time.perf_counter()
         rounds = (t - self.met[0]) / max(now - self.met[1], 1e-3) * MEETING_SECONDS
