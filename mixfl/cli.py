@@ -3,6 +3,7 @@
 import contextlib
 import os
 import sys
+import traceback
 from pathlib import Path
 
 import click
@@ -45,6 +46,8 @@ SHARED = [
     click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE",
                  help="Any key, e.g. --set client_lr=0.1; may be repeated. See `mixfl keys`."),
     click.option("--resume", is_flag=True, help="Go on with what --out holds."),
+    click.option("--distributed", is_flag=True,
+                 help="One of several processes that train together (docs/scaling.md)."),
 ]  # fmt: skip
 
 
@@ -77,7 +80,9 @@ def check_names(task, algorithms) -> None:
     click.option("--config", type=click.Path(path_type=Path), metavar="FILE",
                  help="A config.toml, as a run's folder holds it: repeats that run."),
 )  # fmt: skip
-def run(task, algorithm, config, preset, rounds, seed, out, data, assignments, resume):
+def run(
+    task, algorithm, config, preset, rounds, seed, out, data, assignments, resume, distributed
+):  # fmt: skip
     """Train TASK with one algorithm."""
     from mixfl.runs.given import read_config
 
@@ -90,18 +95,22 @@ def run(task, algorithm, config, preset, rounds, seed, out, data, assignments, r
     if algorithm is None:
         raise MixflError(f"which algorithm? Give --algorithm with one of {NAMES}.")
     check_names(task, [algorithm])
-    start_jax({**keys, **given})
+    start_jax({**keys, **given}, distributed)
+    from mixfl.engine import processes
     from mixfl.runs.config import plan
     from mixfl.runs.progress import reporter, summary
     from mixfl.runs.training import run as train
 
-    planned = plan(
-        task, algorithm, preset=preset or head.get("preset"), data=data or head.get("data"),
-        config=keys, given=given,
-    )  # fmt: skip
+    with processes.Together():
+        planned = plan(
+            task, algorithm, preset=preset or head.get("preset"), data=data or head.get("data"),
+            config=keys, given=given,
+        )  # fmt: skip
     name = task if ".py" not in task else planned.problem.name
     out = out or Path("runs") / f"{name}-{algorithm}-seed{planned.settings.seed}"
-    result = train(planned, out, resume, reporter(True))
+    result = train(planned, out, resume, reporter(processes.first()))
+    if not processes.first():
+        return
     if result.metrics:
         click.echo(f"round {result.metrics[-1]['round']}: {summary(result.metrics[-1])}")
     click.echo(f"The run is in {out} (model.safetensors, metrics.jsonl, config.toml).")
@@ -115,7 +124,9 @@ def run(task, algorithm, config, preset, rounds, seed, out, data, assignments, r
     click.option("--trials", type=click.IntRange(min=1), default=1, show_default=True,
                  metavar="N", help="Trials of each, with seeds one apart."),
 )  # fmt: skip
-def compare(task, algorithms, trials, preset, rounds, seed, out, data, assignments, resume):
+def compare(
+    task, algorithms, trials, preset, rounds, seed, out, data, assignments, resume, distributed
+):  # fmt: skip
     """Train TASK with several algorithms on the same cohorts and seeds."""
     given = by_hand(rounds, seed, assignments)
     ids = [a.strip() for a in algorithms.split(",") if a.strip()]
@@ -124,18 +135,22 @@ def compare(task, algorithms, trials, preset, rounds, seed, out, data, assignmen
             f"--algorithms {algorithms}: expected different names, separated by commas."
         )
     check_names(task, ids)
-    start_jax(given)
+    start_jax(given, distributed)
+    from mixfl.engine import processes
     from mixfl.experiments import compare as comparison
     from mixfl.runs.config import plan
     from mixfl.runs.progress import reporter
 
     problems: dict = {}
-    plans = [
-        plan(task, a, preset=preset, data=data, given=given, shared_with=ids, problems=problems)
-        for a in ids
-    ]
+    with processes.Together():
+        plans = [
+            plan(task, a, preset=preset, data=data, given=given, shared_with=ids, problems=problems)
+            for a in ids
+        ]
     out = out or Path("runs") / f"compare-{plans[0].problem.name}"
-    outcomes = comparison.compare(plans, out, trials, resume, reporter(True))
+    outcomes = comparison.compare(plans, out, trials, resume, reporter(processes.first()))
+    if not processes.first():
+        return
     print_table(*comparison.rows(outcomes), title=f"{plans[0].problem.name}: after training")
     metrics = comparison.shown_metrics(outcomes)
     if metrics:
@@ -361,7 +376,7 @@ def print_table(header, rows, title=None):
     Console(width=width, highlight=False).print(table)
 
 
-def start_jax(keys) -> None:
+def start_jax(keys, distributed: bool = False) -> None:
     """What must be said before JAX starts: where programs are kept, and its CPU devices."""
     from mixfl.memory import keep_freed_memory
 
@@ -376,6 +391,10 @@ def start_jax(keys) -> None:
     devices = wanted if isinstance(wanted, int) else cores or 1
     with contextlib.suppress(RuntimeError):  # JAX runs already, where another program calls
         jax.config.update("jax_num_cpu_devices", min(max(devices, 1), 64))
+    if distributed:
+        from mixfl.engine import processes
+
+        processes.start()
 
 
 def main():
@@ -392,15 +411,35 @@ def main():
         os._exit(130)  # an evaluation may be under way in its thread: it is not waited for
     except MixflError as error:
         click.echo(f"mixfl: {error}", err=True)
-        sys.exit(error.exit_code)
+        end(error.exit_code, error.everywhere)
     except BrokenPipeError:
-        sys.exit(1)
+        end(1)
     except OSError as error:
         click.echo(f"mixfl: {error.filename or 'a file'}: {error.strerror or error}.", err=True)
-        sys.exit(2)
-    except (MemoryError, RuntimeError) as error:  # XLA says it by a RuntimeError
-        if isinstance(error, RuntimeError) and "Out of memory" not in str(error):
+        end(2, getattr(error, "everywhere", False))
+    except Exception as error:
+        # XLA says it by a RuntimeError.
+        full = isinstance(error, RuntimeError) and "Out of memory" in str(error)
+        if full or isinstance(error, MemoryError):
+            advice = "lower cohort_chunk or central_chunk, or make the model smaller"
+            click.echo(f"mixfl: out of memory: {advice}.", err=True)
+            end(2)
+        if not connected():
             raise
-        advice = "lower cohort_chunk or central_chunk, or make the model smaller"
-        click.echo(f"mixfl: out of memory: {advice}.", err=True)
-        sys.exit(2)
+        traceback.print_exc()
+        end(1)
+
+
+def connected() -> bool:
+    """Is it one of several processes?"""
+    jax = sys.modules.get("jax")
+    return jax is not None and jax.distributed.is_initialized()
+
+
+def end(code: int, everywhere: bool = False) -> None:
+    """Ends this process; at once where others wait for it in a sum, which ends them too."""
+    if connected() and not everywhere:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)

@@ -8,12 +8,14 @@ class MixflError(Exception):
     """Something the user gave, or the machine's state, makes the work impossible."""
 
     exit_code = 2
+    everywhere = False  # of several processes of a run, all have it
 
 
 class Diverged(MixflError):
     """Training produced non-finite numbers. The run directory keeps the last good state."""
 
     exit_code = 3
+    everywhere = True
 
     def __init__(self, message: str, round: int):
         super().__init__(message)
@@ -24,6 +26,7 @@ class Interrupted(MixflError):
     """Ctrl-C: the state is saved, the message says how to go on."""
 
     exit_code = 130
+    everywhere = True
 
 
 def unknown(kind: str, given: object, valid: Iterable[str]) -> MixflError:

@@ -33,9 +33,11 @@ class Column:
         if len(self.parts) == 1:
             return np.take(self.parts[0], rows, axis=0, out=out, mode="clip")
         where = np.searchsorted(self.starts, rows, side="right") - 1
-        for i in np.unique(where):
-            at = where == i
-            out[at] = self.parts[i][rows[at] - self.starts[i]]
+        order = np.argsort(where, kind="stable")  # the rows of a part together
+        ends = np.searchsorted(where[order], np.arange(len(self.parts) + 1))
+        for i in np.flatnonzero(np.diff(ends)):
+            at = order[ends[i] : ends[i + 1]]
+            out[at] = np.take(self.parts[i], rows[at] - self.starts[i], axis=0, mode="clip")
         return out
 
 

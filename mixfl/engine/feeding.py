@@ -1,10 +1,12 @@
 """Reads the data of the coming rounds, in a thread, while the present one computes.
 
 A round is fed in one piece, or in several where its cohort exceeds the chunk size, so that
-memory is bounded by the chunk and not by the cohort. Every piece is a new array: JAX may use
+memory is bounded by the chunk and not by the cohort. Of several processes each reads its own part
+of every piece. Every piece is a new array: JAX may use
 a NumPy buffer in place while a round still runs, so none is ever written to again.
 """
 
+import copy
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -31,8 +33,12 @@ class Piece(NamedTuple):
 
 
 class Feeder:
-    def __init__(self, problem: Problem, s: Settings, devices: int = 1, tables: Any = None):
+    def __init__(
+        self, problem: Problem, s: Settings, devices: int = 1, tables: Any = None,
+        own: tuple[int, int] = (0, 1),
+    ):  # fmt: skip
         self.problem, self.s, self.devices = problem, s, devices
+        self.own = own  # (i, n): reads the i-th of n parts
         self.tables = tables or {}  # per population's name, its row-sparse tables
         self.starts = [np.asarray(t.clients.offsets) for t in problem.populations]
         for term in problem.populations:
@@ -49,7 +55,8 @@ class Feeder:
             [1, *(t.examples.example_bytes * k * b for t, k, b in
                   zip(problem.populations, self.steps, self.batch, strict=True))]
         )  # fmt: skip
-        most = max(1, CHUNK_BYTES // per_client) if s.cohort_chunk == "auto" else s.cohort_chunk
+        most = own[1] * max(1, CHUNK_BYTES // per_client)
+        most = most if s.cohort_chunk == "auto" else s.cohort_chunk
         # Chunks as equal as can be, each with equal parts for the devices.
         chunks = -(-s.cohort_size // most)
         self.chunk = -(-s.cohort_size // (chunks * devices)) * devices
@@ -84,28 +91,48 @@ class Feeder:
         shares = self._deal(round) if feed.share else None
         for start in range(0, s.cohort_size, self.chunk):
             clients = tuple(
-                self._clients(round, j, chosen[start : start + self.chunk], start, shares)
+                self._own_clients(round, j, chosen, start, shares)
                 for j, chosen in enumerate(cohorts)
             )
             last = start + self.chunk >= s.cohort_size
             yield Piece(round, drawn if start == 0 else None, clients, last)
 
+    def whole(self) -> "Feeder":
+        """One that reads the parts of all processes."""
+        every = copy.copy(self)
+        every.own = (0, 1)
+        return every
+
+    def _own(self, n: int) -> slice:
+        """Of n places, those that this process fills."""
+        process, processes = self.own
+        return slice(n // processes * process, n // processes * (process + 1))
+
+    def _own_clients(self, round, population, chosen, start, shares) -> ClientFeed:
+        part = self._own(self.chunk)
+        own = chosen[start : start + self.chunk][part]
+        if len(own):
+            return self._clients(round, population, own, start + part.start, shares)
+        feed = self._clients(round, population, chosen[:1], 0, shares)
+        return feed._replace(batches=feed.batches._replace(mask=0 * feed.batches.mask))
+
     def _clients(self, round, population, chosen, start, shares) -> ClientFeed:
         s, term = self.s, self.problem.populations[population]
         steps, batch = self.steps[population], self.batch[population]
+        count = self.chunk // self.own[1]
         offsets = self.starts[population]
         first, sizes = offsets[chosen], offsets[chosen + 1] - offsets[chosen]
         rows, mask = cohort.cohort_rows(
             s.seed, round, population, chosen, first, sizes, steps, batch
         )
-        missing = self.chunk - len(chosen)
+        missing = count - len(chosen)
         if missing:  # no clients: padding, masked
             rows = np.concatenate([rows, np.repeat(rows[:1], missing, 0)])
             mask = np.concatenate([mask, np.zeros_like(mask, shape=(missing, steps, batch))])
         share = None
         if shares is not None:
-            dealt = shares[population][start : start + self.chunk, :steps]
-            dealt = dealt[np.minimum(np.arange(self.chunk), len(dealt) - 1)]
+            dealt = shares[population][start : start + count, :steps]
+            dealt = dealt[np.minimum(np.arange(count), len(dealt) - 1)]
             share = self.problem.central[0].examples.take(dealt)  # type: ignore[union-attr]
         data, marked = term.examples.take(rows), self.tables.get(term.name)
         if not marked:
@@ -138,7 +165,8 @@ class Feeder:
             return None
         term, s = self.problem.terms[j], self.s
         if term.examples is None:
-            return Batches(None, np.ones((draw.steps, 1, self.devices), np.float32))
+            own = self.devices // self.own[1]
+            return Batches(None, np.ones((draw.steps, 1, own), np.float32))
         what = cohort.POOLED if term in self.problem.populations else cohort.CENTRAL
         rng = cohort.generator(s.seed, round, what, j)
         rows = cohort.drawn_rows(rng, len(term.examples), draw.steps, draw.batch)
@@ -149,7 +177,8 @@ class Feeder:
         shape = (draw.steps, chunks, chunk)
         padded = rows[:, place % draw.batch].reshape(shape)
         mask = np.broadcast_to((place < draw.batch).reshape(shape[1:]), shape).astype(np.float32)
-        return Batches(term.examples.take(padded), mask)
+        mine = self._own(chunk)
+        return Batches(term.examples.take(padded[:, :, mine]), mask[:, :, mine])
 
 
 class Prefetch:

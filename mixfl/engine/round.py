@@ -22,6 +22,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from mixfl.algorithm import Algorithm
+from mixfl.engine import processes
 from mixfl.lowrank import is_local, low_rank
 from mixfl.problem import Problem
 from mixfl.sparse import Rows, add_rows, zeros_for
@@ -30,6 +31,7 @@ from mixfl.trees import name
 
 AXIS = "clients"
 SMALL_MODEL = 2**14  # numbers; of so few, beside low-rank layers, clients train all at once
+DRAWN, CLIENTS = P(None, None, AXIS), P(AXIS)  # the axes that the devices share
 
 
 class Carry(NamedTuple):
@@ -59,11 +61,11 @@ class Round:
         self.after_chunk, self.low_rank = after_chunk, low_rank or {}
         self.traces = 0
         self.shapes: Any = None  # of the sums
-        self.mesh = Mesh(np.array(jax.devices()[:devices]), (AXIS,)) if devices > 1 else None
-        self.whole = self._jit(self._whole, (None, P(None, None, AXIS), P(AXIS)), donate=0)
-        self.begin = self._jit(self._begin, (None, P(None, None, AXIS)))
-        self.accumulate = self._jit(self._accumulate, (None, None, P(AXIS)), donate=0)
-        self.finish = self._jit(self._finish, (None, P(None, None, AXIS), None, None), donate=0)
+        self.mesh = Mesh(np.array(processes.devices(devices)), (AXIS,)) if devices > 1 else None
+        self.whole = self._jit(self._whole, (None, DRAWN, CLIENTS), donate=0)
+        self.begin = self._jit(self._begin, (None, DRAWN))
+        self.accumulate = self._jit(self._accumulate, (None, None, CLIENTS), donate=0)
+        self.finish = self._jit(self._finish, (None, DRAWN, None, None), donate=0)
 
     def _jit(self, function, specs, donate=None):
         shardings = {}
@@ -103,7 +105,21 @@ class Round:
         """Where the programs leave their results: from elsewhere JAX would compile them again."""
         if self.mesh is None:
             return tree
+        if jax.process_count() > 1:
+            return self._joined(P(), jax.tree.map(np.asarray, tree))
         return jax.device_put(tree, NamedSharding(self.mesh, P()))
+
+    def joined(self, drawn, clients):
+        """What each of several processes has read, as arrays of which it has its part."""
+        if jax.process_count() == 1:
+            return drawn, clients
+        return self._joined(DRAWN, drawn), self._joined(CLIENTS, clients)
+
+    def _joined(self, spec, tree):
+        sharding = NamedSharding(self.mesh, spec)  # type: ignore[arg-type]
+        return jax.tree.map(
+            lambda part: jax.make_array_from_process_local_data(sharding, part), tree
+        )
 
     def _sum(self, messages, clients) -> Carry:
         """Sums over the cohort (or a chunk of it) of every population."""

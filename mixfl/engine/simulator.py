@@ -11,6 +11,7 @@ import jax
 import numpy as np
 
 from mixfl.algorithm import Algorithm
+from mixfl.engine import processes
 from mixfl.engine.feeding import Feeder, Prefetch
 from mixfl.engine.round import Round
 from mixfl.errors import MixflError
@@ -59,7 +60,8 @@ class Simulator:
         self.devices = choose_devices(problem, algorithm, s)
         self.tables = row_sparse_tables(problem, algorithm, s)
         self.algorithm = row_sparse(algorithm, problem, s, self.tables)
-        self.feeder = Feeder(problem, s, self.devices, self.tables)
+        own = (jax.process_index(), jax.process_count())
+        self.feeder = Feeder(problem, s, self.devices, self.tables, own)
         self.low_rank = low_rank_layers(problem, algorithm, s, self.feeder)
         self.feeder.check_draws(self.at(0))
         self.programs: dict[Algorithm, Round] = {}
@@ -95,7 +97,10 @@ class Simulator:
         return self.programs[algorithm]
 
     def long(self, algorithm: Algorithm) -> int:
-        """The chunks that the server computes in a round, if they are many; otherwise 0."""
+        """The chunks that the server computes in a round, if they are many; otherwise 0. Several
+        processes don't count them: a program calls back in one of them only."""
+        if jax.process_count() > 1:
+            return 0
         chunks = [(draw.steps, self.feeder.chunks(draw)) for draw in algorithm.feed.draw if draw]
         count = sum(steps * parts for steps, parts in chunks if parts > 1)
         return count if count >= LONG_ROUND else 0
@@ -136,7 +141,7 @@ class Simulator:
 
     def _round(self, algorithm: Algorithm, state, pieces):
         program = self.program(algorithm)
-        piece = self._next(pieces)
+        piece = self._next(pieces, program)
         drawn = piece.drawn
         progress = Progress(piece.round, self.long(algorithm))
         if progress.chunks:
@@ -154,24 +159,25 @@ class Simulator:
             self.within(*progress.tell())
             if piece.last:
                 return program.finish(state, drawn, messages, carry)
-            piece = self._next(pieces)
+            piece = self._next(pieces, program)
 
-    def _next(self, pieces):
+    def _next(self, pieces, program: Round):
         begun = time.perf_counter()
         piece = next(pieces)
         self.waited += time.perf_counter() - begun
         if piece.round != self.fed[0]:
             self.fed = (piece.round, [])
         self.fed[1].append([feed.rows for feed in piece.clients])
-        return piece
+        drawn, clients = program.joined(piece.drawn, piece.clients)
+        return piece._replace(drawn=drawn, clients=clients)
 
     def held_rows(self, round: int, population: int) -> dict[str, np.ndarray]:
         """Per table, how many rows each client of a round's cohort holds: [clients].
 
-        Of the last round they are known; those of another one are read."""
+        Of the last round they are known, if all of it was read here; others are read."""
         fed = self.fed[1]
-        if round != self.fed[0]:
-            pieces = self.feeder.pieces(self.at(round), round)
+        if round != self.fed[0] or jax.process_count() > 1:
+            pieces = self.feeder.whole().pieces(self.at(round), round)
             fed = [[feed.rows for feed in piece.clients] for piece in pieces]
         tables = self.tables[self.problem.populations[population].name]
         counts = {
@@ -286,14 +292,20 @@ def check_params(x: Params) -> None:
 
 
 def choose_devices(problem: Problem, algorithm: Algorithm, s: Settings) -> int:
-    """The devices that share a cohort. Where `auto` on a CPU: one for models with large products,
-    which use all cores by themselves, and where there are no clients; otherwise all."""
-    available = len(jax.devices())
+    """The devices that share a cohort. Where `auto` on a CPU: one (of each process) for models
+    with large products, which use all cores by themselves, and where there are no clients;
+    otherwise all."""
+    available, count = processes.available(), jax.process_count()
     if s.devices == "auto":
         if jax.default_backend() != "cpu":
             return available
         small = largest_parameter(problem) < LARGE_PARAMETER
-        return available if small and algorithm.feed.clients else 1
+        return available if small and algorithm.feed.clients else count
+    if s.devices % count:
+        raise MixflError(
+            f"devices = {s.devices}, but there are {count} processes: give a multiple of {count} "
+            "(of each process as many are used)."
+        )
     if s.devices > available:
         raise MixflError(
             f"devices = {s.devices}, but JAX has {available}. On a CPU, as many as wanted are made "

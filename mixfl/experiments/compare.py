@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from mixfl.engine import processes
 from mixfl.engine.preflight import preflight
 from mixfl.errors import Diverged
 from mixfl.runs.config import Plan
@@ -34,8 +35,9 @@ def compare(
     plans: Sequence[Plan], out: Path, trials: int, resume: bool, report: Quiet
 ) -> list[Outcome]:
     """Trial k has the seed of the settings plus k, the same for every algorithm."""
-    for plan in plans:  # every mistake shows before the first run begins
-        preflight(plan.problem, plan.settings, bool(plan.simulator().tables))
+    with processes.Together():
+        for plan in plans:  # every mistake shows before the first run begins
+            preflight(plan.problem, plan.settings, bool(plan.simulator().tables))
     outcomes = []
     for plan in plans:
         outcome = Outcome(plan.recipe.id)

@@ -40,9 +40,12 @@ class Checkpoints:
         import orbax.checkpoint as ocp
 
         _hush()
+        # Of several processes, only this one has checkpoints: Orbax must not wait for the others.
+        this = jax.process_index()
+        alone = ocp.options.MultiprocessingOptions(primary_host=this, active_processes={this})
         options = ocp.CheckpointManagerOptions(
-            max_to_keep=KEEP, enable_async_checkpointing=False, create=True,
-            cleanup_tmp_directories=True,
+            max_to_keep=KEEP, enable_async_checkpointing=False, create=False,
+            cleanup_tmp_directories=True, multiprocessing_options=alone,
         )  # fmt: skip
         return ocp.CheckpointManager(self.path, options=options)
 

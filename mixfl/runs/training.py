@@ -6,6 +6,7 @@ import os
 import signal
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ import numpy as np
 
 from mixfl.algorithm import Recipe
 from mixfl.algorithms import recipe as find_recipe
-from mixfl.engine import RoundResult
+from mixfl.engine import RoundResult, processes
 from mixfl.engine.preflight import attempt, preflight
 from mixfl.errors import Diverged, Interrupted, MixflError
 from mixfl.problem import Params, Problem
@@ -28,6 +29,7 @@ from mixfl.settings import KEYS, Settings, check_keys
 from mixfl.sparse import why_dense
 
 CHECKPOINT_SECONDS = 60  # a checkpoint at least this often, however long the rounds are
+MEETING_SECONDS = 1.0  # between two moments at which several processes ask whether to stop
 
 
 @dataclass(frozen=True)
@@ -64,32 +66,71 @@ def train(
 
 def run(plan: Plan, out: Path | None, resume: bool, report: Quiet, label: str = "") -> Result:
     """Everything is checked before anything is written."""
-    simulator = plan.simulator()
-    preflight(plan.problem, plan.settings, bool(simulator.tables))
-    # A mistake in it shows now, not after the first rounds.
-    before = evaluated(plan.problem, one_copy(simulator.init().x))
-    config = plan.config(simulator)
+    first = processes.first()
+    report = report if first else Quiet()
+    with processes.Together():
+        simulator = plan.simulator()
+        preflight(plan.problem, plan.settings, bool(simulator.tables))
+        # A mistake in it shows now, not after the first rounds.
+        before = evaluated(plan.problem, one_copy(simulator.init().x)) if first else {}
+        config = plan.config(simulator)
+    check_alike(plan.problem, config)
     with contextlib.ExitStack() as stack:
-        directory = None
-        if out is not None:
-            files = plan.problem.files
-            directory = RunDirectory(out, config, to_toml(config), resume, files)
-            stack.callback(directory.close)
-            if directory.finished:
-                like = simulator.shapes().x
-                params, rows = load_model(out / "model.safetensors", like), read_metrics(out)
-                if read_status(out).get("status") != "finished":  # killed just before it said so
-                    directory.set_status("finished", plan.settings.rounds)
-                report.note(f"{out} is finished already")
-                return Result(params, rows, config, rows[-1]["clients/rejected"] if rows else 0)
-        return Training(plan, simulator, config, directory, report, stack, before).run(label)
+        directory, params = None, None
+        with processes.Together() as finished:
+            if out is not None and first:
+                files = plan.problem.files
+                directory = RunDirectory(out, config, to_toml(config), resume, files)
+                stack.callback(directory.close)
+                if directory.finished:
+                    params = load_model(out / "model.safetensors", simulator.shapes().x)
+                    if read_status(out).get("status") != "finished":  # killed just before it
+                        directory.set_status("finished", plan.settings.rounds)
+                    report.note(f"{out} is finished already")
+                    finished.value = read_metrics(out)
+        rows = finished.value
+        if rows is not None:
+            like = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), simulator.shapes().x)
+            params = processes.share(like if params is None else params)
+            return Result(params, rows, config, rows[-1]["clients/rejected"] if rows else 0)
+        training = Training(plan, simulator, config, out, directory, report, stack, before)
+        return training.run(label)
+
+
+def check_alike(problem: Problem, config: dict[str, Any]) -> None:
+    """Several processes must have the same settings and data; where the data lies is their own."""
+    if jax.process_count() == 1:
+        return
+    own = {k: v for k, v in config.items() if k != "data"} | {"task": Path(config["task"]).name}
+    for term in problem.terms:
+        if term.examples is not None:
+            some = term.examples.take(np.linspace(0, len(term.examples) - 1, 16).astype(np.int64))
+            parts = [len(term.examples), *(zlib.crc32(a.tobytes()) for a in some.values())]
+            own[f"the data of '{term.name}'"] = parts
+    for term in problem.populations:
+        own[f"the clients of '{term.name}'"] = zlib.crc32(
+            np.asarray(term.clients.offsets).tobytes()
+        )
+    with processes.Together():
+        expected, *others = processes.gather(own)
+        for i, found in enumerate(others, 1):
+            changed = [
+                f"{k}: {found.get(k, 'unset')} and not {expected.get(k, 'unset')}"
+                for k in sorted({*found, *expected})
+                if found.get(k) != expected.get(k)
+            ]
+            if changed:
+                raise MixflError(
+                    f"process {i} has other settings or data than process 0 "
+                    f"({'; '.join(changed)}): start all processes with the same command."
+                )
 
 
 class Training:
     """One run under way."""
 
-    def __init__(self, plan, simulator, config, directory, report, stack, before):
-        self.plan, self.simulator, self.config = plan, simulator, config
+    def __init__(self, plan, simulator, config, out, directory, report, stack, before):
+        self.plan, self.simulator, self.config, self.out = plan, simulator, config, out
         self.directory, self.report, self.s = directory, report, plan.settings
         self.rows: list[dict[str, Any]] = []
         self.rejected = 0
@@ -97,10 +138,9 @@ class Training:
         # Not finite from the start: what is evaluated is at fault, not the training.
         self.never_finite = {k for k, v in before.items() if v is None}
         self.checkpoints = self.events = None
-        if directory is not None:
-            self.checkpoints = Checkpoints(directory.path / "checkpoints", report.note)
-            stack.callback(self.checkpoints.close)
         self.stack = stack
+        self.met = (0, time.perf_counter())  # round and time at which the processes met last
+        self.meeting = 0  # the round of their next meeting
 
     def run(self, label: str) -> Result:
         s, report = self.s, self.report
@@ -132,8 +172,9 @@ class Training:
                 f"{', '.join(sorted(self.never_finite))} of the initial model is not finite: look "
                 "at the data and the function that evaluate; it is written as null"
             )
-        if self.directory is not None:
-            self.directory.set_status("running", start)
+        with processes.Together():
+            if self.directory is not None:
+                self.directory.set_status("running", start)
         with stop_requested() as asked:
             state = self._loop(state, start, asked)
         return self._finish(state)
@@ -141,19 +182,29 @@ class Training:
     def _begin(self) -> tuple[Any, int]:
         """The first state, or that of the newest checkpoint."""
         state, start = self.simulator.init(), 0
-        if self.checkpoints is not None and self.directory is not None:
-            found = self.checkpoints.latest(state)
-            if found is not None:
-                start, state, meta = found
-                self.rejected = meta["rejected"]
-                self.report.note(f"going on from the checkpoint of round {start}")
-            self.rows = self.directory.keep_metrics(start)
-            lost = {t for t in range(1, start + 1) if self._evaluates(t)}
-            lost -= {row["round"] for row in self.rows}
-            if lost:
-                self.report.note(f"metrics.jsonl is damaged: it lacks round {min(lost)}")
-            self.events = Events(self.directory.path / "tensorboard", start)
-        return state, start
+        with processes.Together() as begun:
+            if self.directory is not None:
+                start, state = self._restored(state)
+            begun.value = start, self.rejected, self.rows
+        start, self.rejected, self.rows = begun.value
+        return processes.share(state), start
+
+    def _restored(self, state: Any) -> tuple[int, Any]:
+        start = 0
+        self.checkpoints = Checkpoints(self.directory.path / "checkpoints", self.report.note)
+        self.stack.callback(self.checkpoints.close)
+        found = self.checkpoints.latest(state)
+        if found is not None:
+            start, state, meta = found
+            self.rejected = meta["rejected"]
+            self.report.note(f"going on from the checkpoint of round {start}")
+        self.rows = self.directory.keep_metrics(start)
+        lost = {t for t in range(1, start + 1) if self._evaluates(t)}
+        lost -= {row["round"] for row in self.rows}
+        if lost:
+            self.report.note(f"metrics.jsonl is damaged: it lacks round {min(lost)}")
+        self.events = Events(self.directory.path / "tensorboard", start)
+        return start, state
 
     def _loop(self, state: Any, start: int, asked: Callable[[], bool]) -> Any:
         s = self.s
@@ -167,9 +218,10 @@ class Training:
                 result = next(rounds)
                 t = result.round
                 evaluate = self._evaluates(t)
-                stop = asked()
                 overdue = time.perf_counter() - saved > CHECKPOINT_SECONDS
-                save = t % s.checkpoint_every == 0 or t == s.rounds or overdue or stop
+                save = t % s.checkpoint_every == 0 or t == s.rounds
+                stop, overdue = self._decided(t, evaluate or save, asked(), overdue)
+                save = save or overdue or stop
                 # One round is in flight; only where its outcome is needed now is it waited for.
                 for due in filter(None, [previous, result if evaluate or save else None]):
                     self._check(due)
@@ -178,16 +230,19 @@ class Training:
                 if t == start + 1 and not evaluate:  # compilation is no part of a round's time
                     seconds, since = 0.0, t
                 self.report.advance(t)
-                if evaluate or save or (self.pending and self.pending.done):
+                # Several processes settle at the same rounds; one alone, as soon as it can.
+                alone = jax.process_count() == 1
+                if evaluate or save or (alone and self.pending and self.pending.done):
                     self._settle()
                 if evaluate:
                     self._evaluate(result, 1000 * seconds / (t - since))
                     seconds, since = 0.0, t
                 if save:
                     self._settle()  # the rows up to a checkpoint are written before it
-                    if self.checkpoints is not None:
-                        self.checkpoints.save(t, result.state, {"rejected": self.rejected})
-                        saved = time.perf_counter()
+                    with processes.Together():
+                        if self.checkpoints is not None:
+                            self.checkpoints.save(t, result.state, {"rejected": self.rejected})
+                    saved = time.perf_counter()
                 if stop and t < s.rounds:
                     self._interrupted(t)
         except Diverged as error:
@@ -197,15 +252,39 @@ class Training:
         except Interrupted:
             raise
         except MixflError as error:
-            with contextlib.suppress(MixflError):
-                self._settle()
-            if self.directory is not None:
+            if jax.process_count() == 1:  # otherwise others may have left
                 with contextlib.suppress(MixflError):
-                    self.directory.set_status("failed", result.round, str(error))
+                    self._settle()
+            self._failed(result.round, error)
             raise
+        except processes.FAILED as error:
+            lost = processes.lost(error)
+            if lost is None:
+                raise
+            self._failed(result.round, lost)
+            raise lost from None
         finally:
             rounds.close()  # type: ignore[attr-defined]
         return result.state
+
+    def _decided(self, t: int, meet: bool, stop: bool, overdue: bool) -> tuple[bool, bool]:
+        """Whether to stop, and whether a checkpoint is overdue. Several processes do what one of
+        them wants; they ask each other about once a second, as process 0 counts it, and where
+        they meet anyway."""
+        if jax.process_count() == 1:
+            return stop, overdue
+        if t < self.meeting and not meet:
+            return False, False
+        now = time.perf_counter()
+        rounds = (t - self.met[0]) / max(now - self.met[1], 1e-3) * MEETING_SECONDS
+        wishes = processes.gather([stop, overdue, max(1, int(rounds))])
+        self.met, self.meeting = (t, now), t + wishes[0][2]
+        return any(w[0] for w in wishes), any(w[1] for w in wishes)
+
+    def _failed(self, t: int, error: MixflError) -> None:
+        if self.directory is not None:
+            with contextlib.suppress(MixflError):
+                self.directory.set_status("failed", t, str(error))
 
     def _evaluates(self, t: int) -> bool:
         return t % self.s.eval_every == 0 or t == self.s.rounds
@@ -242,64 +321,74 @@ class Training:
 
     def _evaluate(self, result: RoundResult, round_ms: float) -> None:
         """Begins to evaluate a round's model, beside the following rounds."""
-        t = result.round
-        info = {k: v for k, v in result.info.items() if k not in ("finite", "clients/rejected")}
-        row = {k: _number(v, k) for k, v in info.items()}
-        down, up = self.simulator.message_bytes(t - 1)
-        row |= {
-            "clients/rejected": self.rejected,
-            "comm/down_bytes": down,
-            "comm/up_bytes": up,
-            "time/round_ms": round(round_ms, 3),
-        }
-        self.pending = Evaluation(self.plan.problem, t, one_copy(result.state.x), row)
+        t, row = result.round, {}
+        if processes.first():
+            info = {k: v for k, v in result.info.items() if k not in ("finite", "clients/rejected")}
+            row = {k: _number(v, k) for k, v in info.items()}
+            down, up = self.simulator.message_bytes(t - 1)
+            row |= {
+                "clients/rejected": self.rejected,
+                "comm/down_bytes": down,
+                "comm/up_bytes": up,
+                "time/round_ms": round(round_ms, 3),
+            }
+        self.pending = Evaluation(self.plan.problem, t, result.state.x, row)
 
     def _settle(self) -> None:
         """Waits for the evaluation that is under way, if any, and logs its row."""
         pending, self.pending = self.pending, None
         if pending is None:
             return
-        found = pending.result()
-        if found.get("eval/loss", 0.0) is None and "eval/loss" not in self.never_finite:
-            raise self._diverged(pending.round)
-        self._log({"round": pending.round, **found, **pending.row})
+        with processes.Together() as judged:
+            if processes.first():
+                found = pending.result()
+                if found.get("eval/loss", 0.0) is None and "eval/loss" not in self.never_finite:
+                    raise self._diverged(pending.round)
+                judged.value = {"round": pending.round, **found, **pending.row}
+                self._write(judged.value)
+        self.rows.append(judged.value)
 
-    def _log(self, row: dict[str, Any]) -> None:
-        self.rows.append(row)
+    def _write(self, row: dict[str, Any]) -> None:
         if self.directory is not None and self.events is not None:
             self.directory.add_metrics(row)
             self.events.add(row)
         self.report.evaluated(row)
 
     def _interrupted(self, t: int) -> None:
-        if self.directory is None:
+        if self.out is None:
             raise Interrupted(f"stopped after round {t}; nothing is saved, as no folder was given.")
-        self.directory.set_status("interrupted", t)
+        with processes.Together():
+            if self.directory is not None:
+                self.directory.set_status("interrupted", t)
         raise Interrupted(
-            f"stopped after round {t} of {self.s.rounds}; the state is saved in "
-            f"{self.directory.path}. The same command with --resume goes on."
+            f"stopped after round {t} of {self.s.rounds}; the state is saved in {self.out}. "
+            "The same command with --resume goes on."
         )
 
     def _finish(self, state: Any) -> Result:
         params = jax.tree.map(np.array, state.x)
-        if self.directory is not None:
-            self.directory.save_model(params)
-            self.directory.set_status("finished", self.s.rounds)
+        with processes.Together():
+            if self.directory is not None:
+                self.directory.save_model(params)
+                self.directory.set_status("finished", self.s.rounds)
         if self.rejected:
             self.report.note(f"{self.rejected} client updates were not finite and were left out")
         return Result(params, self.rows, self.config, self.rejected)
 
 
 class Evaluation:
-    """A model being evaluated in a thread of its own. The rest of its `row` is known already."""
+    """A model being evaluated, in a thread of its own and by process 0. The rest of its `row` is
+    known already."""
 
     def __init__(self, problem: Problem, round: int, x: Params, row: dict[str, Any]):
         self.round, self.row = round, row
         self.found: dict[str, float | None] = {}
         self.error: BaseException | None = None
         # A second Ctrl-C does not wait for it.
-        self.thread = threading.Thread(target=self._run, args=(problem, x), daemon=True)
-        self.thread.start()
+        if processes.first():
+            args = (problem, one_copy(x))
+            self.thread = threading.Thread(target=self._run, args=args, daemon=True)
+            self.thread.start()
 
     def _run(self, problem: Problem, x: Params) -> None:
         try:
