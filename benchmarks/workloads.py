@@ -56,7 +56,7 @@ SIZES = {
         model={"movies": 3952, "embedding": 16, "margin": 0.9, "spreadout": 0.01},
     ),
     "text": Size(
-        "text", S=20, K=4, B=8, lr=0.5, weight=0.73, clients=100, per_client=40, central=2000,
+        "text", S=20, K=4, B=8, lr=2.0, weight=0.73, clients=100, per_client=40, central=2000,
         model={"vocabulary": 88, "embedding": 64, "hidden": 128, "length": 100},
     ),
 }  # fmt: skip

@@ -5,16 +5,15 @@ A worker is a process that gets one JSON object per line on stdin and answers ea
     {"do": "init", "folder": F}        reads the workload in F            -> {}
     {"do": "run", "rounds": N}         runs N more rounds                 -> {"seconds": s}
     {"do": "parameters", "path": P}    writes the model to P (.npz)       -> {}
-    {"do": "memory"}                   largest resident size so far       -> {"peak_mb": m}
     {"do": "quit"}
 
-An error is answered with {"error": text}. Only the standard library and NumPy are needed here:
+An error is answered with {"error": text}. The driver reads the memory of the worker's processes
+itself. Only the standard library and NumPy are needed here:
 every virtual environment has them.
 """
 
 import json
 import os
-import resource
 import sys
 import time
 import traceback
@@ -75,8 +74,7 @@ def flat(params, prefix=""):
 
 
 def serve(engine):
-    """Answers until "quit". `engine` has init(folder), run(rounds), parameters() and, where its
-    work is not done in this process alone, peak_mb()."""
+    """Answers until "quit". `engine` has init(folder), run(rounds) and parameters()."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what libraries print must not get between
     for line in sys.stdin:
@@ -103,8 +101,4 @@ def _answer(engine, asked):
     if asked["do"] == "parameters":
         np.savez(asked["path"], **engine.parameters())
         return {}
-    if asked["do"] == "memory":
-        if hasattr(engine, "peak_mb"):
-            return {"peak_mb": engine.peak_mb()}
-        return {"peak_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
     raise ValueError(f"unknown request {asked['do']!r}")
