@@ -79,7 +79,7 @@ def point(size: workloads.Size, trials: int, seconds: float) -> tuple[float, flo
             worker.ask("init", folder=str(folder))
             worker.run(1)
             n = int(np.clip(seconds / (worker.run(3) / 3), 3, 2000))
-            found = []
+            found: list[tuple[float, float]] = []
             while len(found) < 2 * trials:
                 with OutsideLoad() as load:
                     took = worker.run(n)

@@ -37,7 +37,7 @@ def difference(a: Mapping, b: Mapping, start: Mapping) -> float:
         return float("inf")
     found = [
         np.linalg.norm(a[k].astype(np.float64) - b[k])
-        / max(np.linalg.norm(b[k].astype(np.float64) - start[k]), 1e-30)
+        / max(float(np.linalg.norm(b[k].astype(np.float64) - start[k])), 1e-30)
         for k in a
     ]
     worst = float(np.max(found))

@@ -12,7 +12,9 @@ import json
 import os
 import platform
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import click
@@ -106,16 +108,23 @@ def start_peer(peer: str, folder: Path) -> Runner:
 
 def start_all(size: workloads.Size, folder: Path, peers) -> tuple[list[Runner], list]:
     """What could be started, and what could not."""
-    wanted = [("sgemm", "", lambda: start("sgemm", "", module("sgemm_worker"), folder))]
-    for a in ALGORITHMS:
-        command = module("mixfl_worker", a)
-        wanted.append(("mixfl", a, lambda a=a, c=command: start("mixfl", a, c, folder)))
-    scans = {"scan": ["--rows"], "scan-dense": []} if size.task == "movie" else {"scan": []}
-    for name, options in scans.items():
-        command = module("scan_worker", *options)
-        wanted.append((name, "fedavg", lambda n=name, c=command: start(n, "fedavg", c, folder)))
+    wanted: list[tuple[str, str, Callable[[], Runner]]] = []
+
+    def want(engine: str, algorithm: str, *command: str) -> None:
+        wanted.append(
+            (engine, algorithm, partial(start, engine, algorithm, module(*command), folder))
+        )
+
+    want("sgemm", "", "sgemm_worker")
+    for algorithm in ALGORITHMS:
+        want("mixfl", algorithm, "mixfl_worker", algorithm)
+    if size.task == "movie":
+        want("scan", "fedavg", "scan_worker", "--rows")
+        want("scan-dense", "fedavg", "scan_worker")
+    else:
+        want("scan", "fedavg", "scan_worker")
     for peer in peers:
-        wanted.append((peer, "fedavg", lambda p=peer: start_peer(p, folder)))
+        wanted.append((peer, "fedavg", partial(start_peer, peer, folder)))
     runners, missing = [], []
     try:
         for engine, algorithm, begin in wanted:

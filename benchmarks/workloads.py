@@ -120,7 +120,7 @@ def write(size: Size, folder: Path, rounds: int = 8, store: bool = True) -> None
         np.save(folder / "columns" / f"{name}.npy", column)
     np.save(folder / "order.npy", order(size, rounds))
     params = model(size)[0](jax.random.key(SEED))
-    np.savez(folder / "params.npz", **named(params))
+    np.savez(folder / "params.npz", **named(params))  # type: ignore[arg-type]
     if store:
         client = np.repeat(np.arange(size.clients), size.per_client)
         ClientData.from_arrays(data, client=client).write(folder / "store")
