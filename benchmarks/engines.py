@@ -77,7 +77,7 @@ class Worker:
             self.process.stdin.write('{"do": "quit"}\n')
             self.process.stdin.close()
         try:
-            self.process.wait(20)
+            self.process.wait(10)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()

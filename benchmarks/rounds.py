@@ -11,6 +11,8 @@ import importlib.metadata
 import json
 import os
 import platform
+import signal
+import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -31,10 +33,11 @@ PLOT = Path(__file__).parent / "results.png"
 ALGORITHMS = ("fedavg", "pt", "1wgt", "2wgt")
 ALIKE = 2  # rounds that all engines run alike
 DISTURBED = 0.05  # of the cores used by others during a trial
+HOPELESS = 3  # times slower than the setting before: tried no further
 # Settings in which a peer might be faster: each is tried, the faster one is compared with.
 VARIANTS: dict[str, list[dict[str, str]]] = {
     "fedjax": [{"FEDJAX_BACKEND": "jit"}, {"FEDJAX_BACKEND": "pmap"}],
-    "pfl": [{"PFL_PROCESSES": "1"}, {"PFL_PROCESSES": str(os.cpu_count())}],
+    "pfl": [{"PFL_PROCESSES": str(os.cpu_count())}, {"PFL_PROCESSES": "1"}],
     "flower": [{}],
 }
 
@@ -65,14 +68,18 @@ class Runner:
         m.more["repeated"] = len(self.trials) - len(kept)
 
 
-def start(engine: str, algorithm: str, command, folder: Path, env=None) -> Runner:
-    """A worker that has run the rounds that all run alike, and one more."""
+def start(
+    engine: str, algorithm: str, command, folder: Path, env=None, slowest: float = np.inf
+) -> Runner:
+    """A worker that has run the rounds that all run alike, and some more."""
     worker = Worker(command, env)
     try:
         m = report.Measured(engine, algorithm)
         worker.ask("init", folder=str(folder))
         m.first_s = worker.run(1)
-        worker.run(ALIKE - 1)
+        second = worker.run(ALIKE - 1) / (ALIKE - 1)
+        if second > slowest:
+            raise WorkerFailed(f"slow: {1000 * second:.0f} ms a round")
         m.params = worker.parameters()
         worker.run(1)
         return Runner(m, worker, worker.run(2) / 2)
@@ -85,14 +92,16 @@ def start_peer(peer: str, folder: Path) -> Runner:
     """The peer in the faster of its settings."""
     python = install.python(peer)
     best: Runner | None = None
-    tried, failed = {}, ""
+    tried: dict[str, float | str] = {}
+    failed = ""
     for env in VARIANTS[peer]:
         setting = " ".join(f"{k}={v}" for k, v in env.items())
         try:
             command = module(f"peers.{peer}_worker", python=python)
-            found = start(peer, "fedavg", command, folder, env)
+            slowest = HOPELESS * best.round_s if best else np.inf
+            found = start(peer, "fedavg", command, folder, env, slowest)
         except WorkerFailed as error:
-            failed = str(error)
+            tried[setting] = failed = str(error)
             continue
         tried[setting] = round(1000 * found.round_s, 1)
         slower = found
@@ -215,6 +224,7 @@ def main(tasks: str, peers: str, trials: int, rounds: int | None, quick: bool, o
     ]:
         if name not in known:
             raise click.UsageError(f"'{name}' is unknown; known: {', '.join(known)}.")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that workers are closed
     seconds = 0.5 if quick else 2.0
     trials = min(trials, 3) if quick else trials
     rows: list[dict] = []
