@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-all check lint bench lock clean
+.PHONY: demo test test-all check lint bench bench-peers growth lock clean
 
 # Installed once, and again when the project's files or the pinned versions change.
 .venv/ready: pyproject.toml constraints.txt
@@ -31,8 +31,16 @@ lint: .venv/ready
 
 check: lint test
 
+# Installs the peers in .bench, each in an environment of its own; what can't be is left out.
 bench: .venv/ready
 	$(BIN)/python -m benchmarks.rounds
+	$(BIN)/python -m benchmarks.growth
+
+bench-peers: .venv/ready
+	$(BIN)/python -m benchmarks.peers.install
+
+growth: .venv/ready
+	$(BIN)/python -m benchmarks.growth
 
 # Pin what is installed now: after changing the dependencies, in a fresh .venv.
 lock: .venv/ready
@@ -40,4 +48,4 @@ lock: .venv/ready
 	touch .venv/ready
 
 clean:
-	rm -rf .venv runs .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .bench runs .pytest_cache .mypy_cache .ruff_cache

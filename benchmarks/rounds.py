@@ -1,204 +1,243 @@
-"""Times a round at the paper's smile size: 21168-64-1, S = 100, K = 2, |B_i| = 5.
+"""Times a round of mixfl, of its peers and of a bare JAX loop on the same arrays: `make bench`.
 
-    python -m benchmarks.rounds [--trials N] [--rounds N]
+    python -m benchmarks.rounds [--tasks smile,movie,text] [--peers fedjax,pfl,flower]
+                                [--trials N] [--rounds N] [--quick]
 
-Every algorithm runs through the simulator, from a memory-mapped store, reading included. Beside
-it, in the same run and interleaved with it: the bare scan loop over clients that FedAvg wraps,
-written down in JAX with its data already in memory, and the machine's best sgemm. A trial is a
-few rounds; the table has medians over the trials and half the range between the quartiles.
+Every engine is a process of its own. First each runs the same two rounds; a ratio is given only
+where their results agree. Then they take turns, a trial each. See docs/benchmarks.md.
 """
 
+import importlib.metadata
 import json
+import os
 import platform
+import signal
+import sys
 import tempfile
-import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
 import click
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from mixfl.algorithms import ALGORITHMS
+from benchmarks import report, workloads
+from benchmarks.engines import OutsideLoad, Worker, WorkerFailed, module
+from benchmarks.peers import install
+from benchmarks.sgemm_worker import FLOPS
 from mixfl.cli import print_table
-from mixfl.data import ClientData
-from mixfl.engine import Simulator
-from mixfl.problem import Central, Federated, Problem
-from mixfl.settings import Settings
-from mixfl.tasks import smile
 
-S, K, B, H = 100, 2, 5, 64
-IMAGE = (84, 84, 3)
-D = int(np.prod(IMAGE))
-LR = 0.01
-CLIENTS, PER_CLIENT = 400, 20
 RESULTS = Path(__file__).parent / "results.json"
+PLOT = Path(__file__).parent / "results.png"
+ALGORITHMS = ("fedavg", "pt", "1wgt", "2wgt")
+ALIKE = 2  # rounds that all engines run alike
+DISTURBED = 0.05  # of the cores used by others during a trial
+HOPELESS = 3  # times slower than the setting before: tried no further
+# Settings in which a peer might be faster: each is tried, the faster one is compared with.
+VARIANTS: dict[str, list[dict[str, str]]] = {
+    "fedjax": [{"FEDJAX_BACKEND": "jit"}, {"FEDJAX_BACKEND": "pmap"}],
+    "pfl": [{"PFL_PROCESSES": str(os.cpu_count())}, {"PFL_PROCESSES": "1"}],
+    "flower": [{}],
+}
 
 
-def make_problems(folder: Path) -> tuple[Problem, Problem]:
-    """Random images: what they show makes no difference to the time."""
-    rng = np.random.default_rng(0)
-    n = CLIENTS * PER_CLIENT
-    images = rng.integers(0, 256, (n, *IMAGE), dtype=np.uint8)
-    faces = {"image": images, "smiling": np.ones(n, np.uint8)}
-    ClientData.from_arrays(faces, client=np.arange(n) // PER_CLIENT).write(folder / "store")
-    clients = ClientData.open(folder / "store")
-    loss = partial(smile.image_loss, mean=np.float32(127), scale=np.float32(1 / 255))
-    unsmiling = {"image": images[:2000], "smiling": np.zeros(2000, np.uint8)}
-    init = partial(smile.init, inputs=D, hidden=H)
-    federated = Federated(loss, clients, 0.5)
-    mixed = Problem(init, [federated, Central(loss, unsmiling, 0.5)])
-    return mixed, Problem(init, [federated, Central(weight_decay, weight=0.5)])
+@dataclass
+class Runner:
+    """An engine that is up and has run the first rounds."""
+
+    measured: report.Measured
+    worker: Worker
+    round_s: float  # a warm round's seconds, roughly
+    trials: list[tuple[float, float]] = field(default_factory=list)  # load of others, ms per round
+
+    def trial(self, rounds: int | None, seconds: float) -> None:
+        n = rounds or int(np.clip(round(seconds / self.round_s), 2, 1000))
+        with OutsideLoad() as load:
+            took = self.worker.run(n)
+        self.trials.append((load.share, 1000 * took / n))
+
+    def finish(self, trials: int) -> None:
+        """Keeps the quietest trials."""
+        kept = sorted(self.trials)[:trials]
+        m = self.measured
+        m.ms = [ms for _, ms in kept]
+        m.peak_mb = self.worker.peak_mb()
+        m.more["disturbed"] = sum(load > DISTURBED for load, _ in kept)
+        m.more["outside_load"] = round(max(load for load, _ in kept), 3)
+        m.more["repeated"] = len(self.trials) - len(kept)
 
 
-def weight_decay(params):
-    """A central loss that clients can compute too, for `baseline`."""
-    return 1e-4 * sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(params))
+def start(
+    engine: str, algorithm: str, command, folder: Path, env=None, slowest: float = np.inf
+) -> Runner:
+    """A worker that has run the rounds that all run alike, and some more."""
+    worker = Worker(command, env)
+    try:
+        m = report.Measured(engine, algorithm)
+        worker.ask("init", folder=str(folder))
+        m.first_s = worker.run(1)
+        second = worker.run(ALIKE - 1) / (ALIKE - 1)
+        if second > slowest:
+            raise WorkerFailed(f"slow: {1000 * second:.0f} ms a round")
+        m.params = worker.parameters()
+        worker.run(1)
+        return Runner(m, worker, worker.run(2) / 2)
+    except BaseException:
+        worker.close()
+        raise
 
 
-class BareLoop:
-    """FedAvg's round as one would write it down, on one cohort that stays in memory."""
-
-    def __init__(self, problem: Problem):
-        term = problem.populations[0]
-        rows = np.arange(S * K * B).reshape(S, K, B)
-        self.data = jax.device_put(term.examples.take(rows))
-        self.x = problem.init(jax.random.key(0))
-
-        def client(x, batches):
-            y = x
-            for k in range(K):
-                batch = jax.tree.map(lambda a, k=k: a[k], batches)
-                g = jax.grad(lambda x, b=batch: term.weight * term.loss(x, b).mean())(y)
-                y = jax.tree.map(lambda y, g: y - LR * g, y, g)
-            return jax.tree.map(jnp.subtract, y, x)
-
-        def round(x, data):
-            def body(total, batches):
-                return jax.tree.map(jnp.add, total, client(x, batches)), None
-
-            zero = jax.tree.map(jnp.zeros_like, x)
-            total, _ = jax.lax.scan(body, zero, data)
-            return jax.tree.map(lambda x, d: x + d / S, x, total)
-
-        self.round = jax.jit(round, donate_argnums=0)
-
-    def run(self, rounds: int) -> None:
-        for _ in range(rounds):
-            self.x = self.round(self.x, self.data)
-        jax.block_until_ready(self.x)
+def start_peer(peer: str, folder: Path) -> Runner:
+    """The peer in the faster of its settings."""
+    python = install.python(peer)
+    best: Runner | None = None
+    tried: dict[str, float | str] = {}
+    failed = ""
+    for env in VARIANTS[peer]:
+        setting = " ".join(f"{k}={v}" for k, v in env.items())
+        try:
+            command = module(f"peers.{peer}_worker", python=python)
+            slowest = HOPELESS * best.round_s if best else np.inf
+            found = start(peer, "fedavg", command, folder, env, slowest)
+        except WorkerFailed as error:
+            tried[setting] = failed = str(error)
+            continue
+        tried[setting] = round(1000 * found.round_s, 1)
+        slower = found
+        if best is None or found.round_s < best.round_s:
+            best, slower, found.measured.more["setting"] = found, best, setting  # type: ignore
+        if slower is not None:
+            slower.worker.close()
+    if best is None:
+        raise WorkerFailed(failed)
+    best.measured.more["tried"] = tried
+    return best
 
 
-class Mixfl:
-    def __init__(self, problem: Problem, algorithm: str):
-        s = Settings(
-            rounds=10**6, cohort_size=S, client_batch=B, local_steps=K, client_lr=LR,
-            pretrain_rounds=0,
-        )  # fmt: skip
-        self.simulator = Simulator(problem, ALGORITHMS[algorithm].build(problem, s), s)
-        self.rounds = self.simulator.rounds(self.simulator.init(), 0, s.rounds)
-        feed = self.simulator.at(0).feed
-        drawn = sum(d.steps * d.batch for d in feed.draw if d)
-        own = S * K * B * (2 if feed.share else 1) if feed.clients else 0
-        self.waited = 0.0  # seconds waited for data in the timed rounds
-        self.flops = 4 * (own + drawn) * (D * H + H)  # forward, and gradient of the weights
+def start_all(size: workloads.Size, folder: Path, peers) -> tuple[list[Runner], list]:
+    """What could be started, and what could not."""
+    wanted: list[tuple[str, str, Callable[[], Runner]]] = []
 
-    def run(self, rounds: int) -> None:
-        before = self.simulator.waited
-        for _ in range(rounds):
-            result = next(self.rounds)
-        jax.block_until_ready(result.info)
-        self.waited += self.simulator.waited - before
+    def want(engine: str, algorithm: str, *command: str) -> None:
+        wanted.append(
+            (engine, algorithm, partial(start, engine, algorithm, module(*command), folder))
+        )
 
-    def close(self) -> None:
-        self.rounds.close()
+    want("sgemm", "", "sgemm_worker")
+    for algorithm in ALGORITHMS:
+        want("mixfl", algorithm, "mixfl_worker", algorithm)
+    if size.task == "movie":
+        want("scan", "fedavg", "scan_worker", "--rows")
+        want("scan-dense", "fedavg", "scan_worker")
+    else:
+        want("scan", "fedavg", "scan_worker")
+    for peer in peers:
+        wanted.append((peer, "fedavg", partial(start_peer, peer, folder)))
+    runners, missing = [], []
+    try:
+        for engine, algorithm, begin in wanted:
+            print(f"{size.task}: starting {engine} {algorithm}".rstrip(), flush=True)
+            try:
+                runners.append(begin())
+            except (WorkerFailed, install.NotInstalled) as error:
+                print(f"  left out: {error}", flush=True)
+                missing.append(report.Measured(engine, algorithm, failed=str(error)))
+    except BaseException:
+        close(runners)
+        raise
+    return runners, missing
 
 
-class Sgemm:
-    """The hardware's limit: the rate of one large product."""
+def close(runners: list[Runner]) -> None:
+    for runner in runners:
+        runner.worker.close()
 
-    SIZE = 3000
 
-    def __init__(self):
-        a = np.random.default_rng(0).normal(size=(self.SIZE, self.SIZE)).astype(np.float32)
-        self.a = jnp.asarray(a)
-        self.dot = jax.jit(lambda a: a @ a)
+def measure(runners: list[Runner], trials: int, rounds: int | None, seconds: float) -> None:
+    """Turns of one trial each; those that others disturbed again, as often at most."""
+    for turn in range(trials):
+        print(f"  trial {turn + 1} of {trials}", flush=True)
+        for runner in runners:
+            runner.trial(rounds, seconds)
+    for turn in range(trials):
+        again = [r for r in runners if sorted(r.trials)[trials - 1][0] > DISTURBED]
+        if not again:
+            break
+        print(f"  others used the machine: {len(again)} engines again ({turn + 1})", flush=True)
+        for runner in again:
+            runner.trial(rounds, seconds)
+    for runner in runners:
+        runner.finish(trials)
 
-    def run(self, rounds: int) -> None:
-        for _ in range(rounds):
-            self.dot(self.a).block_until_ready()
+
+def bench(size: workloads.Size, folder: Path, peers, trials, rounds, seconds) -> list[dict]:
+    """The rows of one task."""
+    print(f"{size.task}: making the data", flush=True)
+    workloads.write(size, folder)
+    with np.load(folder / "params.npz") as stored:
+        initial = dict(stored)
+    runners, missing = start_all(size, folder, peers)
+    try:
+        measure(runners, trials, rounds, seconds)
+    finally:
+        close(runners)
+    limit = None
+    for runner in runners:
+        if runner.measured.engine == "sgemm":
+            limit = FLOPS / (min(ms for _, ms in runner.trials) / 1000)
+    per_example = workloads.flops_per_example(size)
+    found = [r.measured for r in runners if r.measured.engine != "sgemm"]
+    for m in found:
+        # The central algorithms compute on as many central examples again.
+        examples = size.S * size.K * size.B * (1 if m.algorithm == "fedavg" else 2)
+        m.flops = None if per_example is None else per_example * examples
+    rows = report.rows(size.task, found + missing, initial, limit)
+    about = {
+        "S": size.S, "K": size.K, "B": size.B,
+        "sgemm_gflops": round(limit / 1e9, 1) if limit else None, "cores": os.cpu_count(),
+        "machine": platform.processor() or platform.machine(),
+        "jax": importlib.metadata.version("jax"),
+    }  # fmt: skip
+    return [{**row, **about} for row in rows]
+
+
+def show(size: workloads.Size, rows: list[dict]) -> None:
+    header, cells = report.table(rows)
+    print_table(header, cells, title=f"{size.task}, S={size.S} K={size.K} |B_i|={size.B}")
+    for line in report.notes(rows):
+        print(line)
+    print(f"sgemm limit: {rows[0]['sgemm_gflops']} GFLOP/s")
 
 
 @click.command()
-@click.option("--trials", default=7, show_default=True)
-@click.option("--rounds", default=6, show_default=True, help="Rounds in a trial.")
-@click.option("--algorithms", default=",".join(ALGORITHMS))
-def main(trials: int, rounds: int, algorithms: str) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        problem, regularized = make_problems(Path(folder))
-        engines = {"sgemm": Sgemm(), "bare scan loop": BareLoop(problem)}
-        for name in algorithms.split(","):
-            engines[name] = Mixfl(regularized if name == "baseline" else problem, name)
-        compiled = {}
-        for name, engine in engines.items():
-            begun = time.perf_counter()
-            engine.run(1)
-            compiled[name] = time.perf_counter() - begun
-            engine.run(2)  # warm
-            engine.waited = 0.0
-        times: dict[str, list[float]] = {name: [] for name in engines}
-        for _ in range(trials):
-            for name, engine in engines.items():
-                begun = time.perf_counter()
-                engine.run(rounds)
-                times[name].append(1000 * (time.perf_counter() - begun) / rounds)
-        for engine in engines.values():
-            if isinstance(engine, Mixfl):
-                engine.close()
-
-    limit = 2 * Sgemm.SIZE**3 / (min(times["sgemm"]) / 1000)  # flop/s
-    bare = float(np.median(times["bare scan loop"]))
-    rows, cells = [], []
-    for name, engine in engines.items():
-        if name == "sgemm":
-            continue
-        median = float(np.median(times[name]))
-        low, high = np.percentile(times[name], [25, 75])
-        flops = engine.flops if isinstance(engine, Mixfl) else 4 * S * K * B * (D * H + H)
-        share = flops / (median / 1000) / limit
-        row = dict(
-            task="smile", engine="mixfl" if isinstance(engine, Mixfl) else "scan",
-            algorithm=name if isinstance(engine, Mixfl) else "fedavg", ms_median=round(median, 2),
-            ms_spread=round((high - low) / 2, 2), share_of_limit=round(share, 3),
-            compile_s=round(compiled[name], 2),
-        )  # fmt: skip
-        waited = 0.0
-        if isinstance(engine, Mixfl):
-            waited = row["waited_for_data"] = round(
-                1000 * engine.waited / (rounds * sum(times[name])), 4
-            )
-        if name == "fedavg":
-            row["ratio_to"] = {"scan": round(bare / median, 3)}  # above 1: faster than the loop
-        rows.append(row)
-        cells.append([
-            name, f"{median:.0f}", f"± {row['ms_spread']:.0f}", f"{share:.2f}",
-            f"{median / bare:.2f}" if name in ("fedavg", "bare scan loop") else "",
-            f"{100 * waited:.0f} %" if isinstance(engine, Mixfl) else "", f"{compiled[name]:.1f}",
-        ])  # fmt: skip
-    print_table(
-        ["algorithm", "ms/round", "spread", "share of sgemm limit", "x bare loop", "waits",
-         "compile s"],
-        cells, title=f"smile {D}-{H}-1, S={S} K={K} |B_i|={B}, reading included",
-    )  # fmt: skip
-    print(f"sgemm limit {limit / 1e9:.0f} GFLOP/s, {trials} interleaved trials of {rounds} rounds")
-    record = {
-        "machine": platform.processor() or platform.machine(), "jax": jax.__version__,
-        "sgemm_gflops": round(limit / 1e9, 1), "trials": trials, "rounds_per_trial": rounds,
-    }  # fmt: skip
-    content = [{**row, **record} for row in rows]
-    RESULTS.write_text(json.dumps(content, indent=1) + "\n")
-    print(f"Written to {RESULTS}")
+@click.option("--tasks", default=",".join(workloads.SIZES), show_default=True)
+@click.option("--peers", default=",".join(install.PEERS), show_default=True, help="'' for none.")
+@click.option("--trials", default=7, show_default=True, help="Turns of each engine.")
+@click.option("--rounds", type=int, help="In a trial; by default as many as take two seconds.")
+@click.option("--quick", is_flag=True, help="3 short trials, to see that all works.")
+@click.option("--out", type=click.Path(path_type=Path), default=RESULTS, help="Where to write.")
+def main(tasks: str, peers: str, trials: int, rounds: int | None, quick: bool, out: Path) -> None:
+    chosen = [p for p in peers.split(",") if p]
+    for name, known in [(t, workloads.SIZES) for t in tasks.split(",")] + [
+        (p, install.PEERS) for p in chosen
+    ]:
+        if name not in known:
+            raise click.UsageError(f"'{name}' is unknown; known: {', '.join(known)}.")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that workers are closed
+    seconds = 0.5 if quick else 2.0
+    trials = min(trials, 3) if quick else trials
+    rows: list[dict] = []
+    for task in tasks.split(","):
+        with tempfile.TemporaryDirectory() as folder:
+            size = workloads.SIZES[task]
+            found = bench(size, Path(folder) / task, chosen, trials, rounds, seconds)
+        show(size, found)
+        rows += found
+        out.write_text(json.dumps(rows, indent=1) + "\n")
+    picture = PLOT if out == RESULTS else out.with_suffix(".png")
+    report.plot(rows, picture)
+    print(f"Written to {out} and {picture}")
 
 
 if __name__ == "__main__":

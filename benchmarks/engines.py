@@ -1,0 +1,148 @@
+"""The driver's side: starts workers, asks them, and watches the machine while they run."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import uuid
+from pathlib import Path
+
+import numpy as np
+
+ROOT = Path(__file__).parents[1]
+TAG = "MIXFL_BENCH"  # in the environment of a worker and of all that it starts
+TICK = os.sysconf("SC_CLK_TCK")
+LONGEST = 900  # seconds to wait for an answer
+
+
+class WorkerFailed(Exception):
+    pass
+
+
+class Worker:
+    """A process that speaks `benchmarks.peers.protocol`."""
+
+    def __init__(self, command: list[str], env: dict[str, str] | None = None):
+        self.tag = f"{TAG}={uuid.uuid4().hex}"
+        name, value = self.tag.split("=")
+        self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed in `close`)
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True,
+            cwd=ROOT, start_new_session=True,
+            env={**os.environ, **(env or {}), name: value, "JAX_ENABLE_COMPILATION_CACHE": "false"},
+        )  # fmt: skip
+
+    def ask(self, do: str, **more) -> dict:
+        assert self.process.stdin
+        assert self.process.stdout
+        timer = threading.Timer(LONGEST, self.process.kill)
+        timer.start()
+        try:
+            self.process.stdin.write(json.dumps({"do": do, **more}) + "\n")
+            self.process.stdin.flush()
+            line = self.process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        finally:
+            timer.cancel()
+        if not line:
+            raise WorkerFailed(f"stopped in '{do}': {self._last_line()}")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise WorkerFailed(answer["error"])
+        return answer
+
+    def run(self, rounds: int) -> float:
+        """Seconds for so many rounds."""
+        return self.ask("run", rounds=rounds)["seconds"]
+
+    def parameters(self) -> dict[str, np.ndarray]:
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "params.npz"
+            self.ask("parameters", path=str(path))
+            with np.load(path) as stored:
+                return dict(stored)
+
+    def peak_mb(self) -> float:
+        """Largest resident sizes so far, summed over the worker's processes."""
+        return sum(_peak_kb(pid) for pid in tagged(self.tag)) / 1024
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            assert self.process.stdin
+            self.process.stdin.write('{"do": "quit"}\n')
+            self.process.stdin.close()
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        for pid in tagged(self.tag):  # what it has left behind
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL)
+        self.log.close()
+
+    def _last_line(self) -> str:
+        self.log.seek(0)
+        lines = [line.strip() for line in self.log.read().splitlines() if line.strip()]
+        return lines[-1][:300] if lines else "no message"
+
+
+def module(name: str, *arguments: str, python: str = sys.executable) -> list[str]:
+    return [python, "-m", f"benchmarks.{name}", *arguments]
+
+
+class OutsideLoad:
+    """with OutsideLoad() as load: ...; then load.share is the part of the machine's cores that
+    others (or the host of a virtual machine) used meanwhile."""
+
+    share = 0.0
+
+    def __enter__(self):
+        self.before = self._now()
+        return self
+
+    def __exit__(self, *_):
+        busy, total, own = np.subtract(self._now(), self.before)
+        self.share = float(max(0.0, busy - own) / max(total, 1))
+
+    @staticmethod
+    def _now() -> tuple[float, float, float]:
+        """Ticks of all cores so far: busy, in total, and busy for us."""
+        try:
+            first = Path("/proc/stat").read_text().splitlines()[0]
+        except OSError:
+            return 0, 0, 0
+        ticks = [int(t) for t in first.split()[1:9]]  # user nice system idle iowait irq ...
+        own = sum(map(_ticks, {os.getpid(), *tagged(TAG + "=")}))
+        return sum(ticks) - ticks[3] - ticks[4], sum(ticks), own
+
+
+def tagged(tag: str) -> list[int]:
+    """Processes with the tag in their environment."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if tag.encode() in path.read_bytes():
+                found.append(int(path.parent.name))
+    return found
+
+
+def _ticks(pid: int) -> int:
+    """Of a process and the children that it has waited for."""
+    with contextlib.suppress(OSError):
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return sum(map(int, fields[11:15]))
+    return 0
+
+
+def _peak_kb(pid: int) -> int:
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("VmHWM"):
+                return int(line.split()[1])
+    return 0

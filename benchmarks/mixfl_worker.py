@@ -1,0 +1,43 @@
+"""mixfl's own worker: one algorithm through the simulator, from a memory-mapped store.
+
+Every request to run starts a new loop over exactly the rounds asked for, so that all reading for
+them, also what the simulator reads ahead, falls into the time measured.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import jax
+
+from benchmarks import workloads
+from benchmarks.peers import protocol
+from mixfl.algorithms import ALGORITHMS
+from mixfl.data import ClientData
+from mixfl.engine import Simulator
+
+
+class Engine:
+    def __init__(self, algorithm: str = "fedavg", **more):
+        self.algorithm, self.more = algorithm, more
+
+    def init(self, folder):
+        folder = Path(folder)
+        size = workloads.read_size(folder)
+        problem = workloads.problem(size, ClientData.open(folder / "store"))
+        s = workloads.settings(size, **self.more)
+        self.simulator = Simulator(problem, ALGORITHMS[self.algorithm].build(problem, s), s)
+        self.state, self.t = self.simulator.init(), 0
+
+    def run(self, rounds):
+        for result in self.simulator.rounds(self.state, self.t, self.t + rounds):
+            self.state, self.t = result.state, result.round
+        jax.block_until_ready(self.state)
+
+    def parameters(self):
+        return workloads.named(self.state.x)
+
+
+if __name__ == "__main__":
+    jax.config.update("jax_num_cpu_devices", os.cpu_count())  # as the command line does
+    protocol.serve(Engine(sys.argv[1]))

@@ -1,0 +1,104 @@
+"""What an engine's worker and the driver say to each other, and how a worker reads a workload.
+
+A worker is a process that gets one JSON object per line on stdin and answers each with one line:
+
+    {"do": "init", "folder": F}        reads the workload in F            -> {}
+    {"do": "run", "rounds": N}         runs N more rounds                 -> {"seconds": s}
+    {"do": "parameters", "path": P}    writes the model to P (.npz)       -> {}
+    {"do": "quit"}
+
+An error is answered with {"error": text}. The driver reads the memory of the worker's processes
+itself. Only the standard library and NumPy are needed here:
+every virtual environment has them.
+"""
+
+import json
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+
+import numpy as np
+
+
+class Workload:
+    """A folder of `benchmarks.workloads`, memory-mapped."""
+
+    def __init__(self, folder):
+        folder = Path(folder)
+        self.size = json.loads((folder / "settings.json").read_text())
+        self.model = self.size["model"]
+        self.task = self.size["task"]
+        self.S, self.K, self.B = (self.size[k] for k in "SKB")
+        self.columns = {
+            p.stem: np.asarray(np.load(p, mmap_mode="r"))
+            for p in sorted((folder / "columns").glob("*.npy"))
+        }
+        self.order = np.load(folder / "order.npy")
+        with np.load(folder / "params.npz") as stored:
+            self.params = dict(stored)
+
+    def client(self, t, i):
+        """The examples of the i-th client of round t, in the order in which it trains."""
+        rows = self.order[t % len(self.order), i]
+        return {name: column[rows] for name, column in self.columns.items()}
+
+    def cohort(self, t):
+        """All clients of round t: columns [S, K, |B_i|, ...]."""
+        rows = self.order[t % len(self.order)].reshape(self.S, self.K, self.B)
+        return {name: column[rows] for name, column in self.columns.items()}
+
+
+def tree(named):
+    """{"a/b": x} -> {"a": {"b": x}}"""
+    found = {}
+    for name, value in named.items():
+        *folders, last = name.split("/")
+        at = found
+        for folder in folders:
+            at = at.setdefault(folder, {})
+        at[last] = value
+    return found
+
+
+def flat(params, prefix=""):
+    """The reverse of `tree`."""
+    found = {}
+    for name, value in params.items():
+        if isinstance(value, dict):
+            found |= flat(value, f"{prefix}{name}/")
+        else:
+            found[prefix + name] = np.asarray(value)
+    return found
+
+
+def serve(engine):
+    """Answers until "quit". `engine` has init(folder), run(rounds) and parameters()."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what libraries print must not get between
+    for line in sys.stdin:
+        asked = json.loads(line)
+        if asked["do"] == "quit":
+            return
+        try:
+            answer = _answer(engine, asked)
+        except Exception as error:
+            traceback.print_exc()
+            answer = {"error": f"{type(error).__name__}: {error}"[:500]}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+def _answer(engine, asked):
+    if asked["do"] == "init":
+        engine.init(asked["folder"])
+        return {}
+    if asked["do"] == "run":
+        begun = time.perf_counter()
+        engine.run(asked["rounds"])
+        return {"seconds": time.perf_counter() - begun}
+    if asked["do"] == "parameters":
+        np.savez(asked["path"], **engine.parameters())
+        return {}
+    raise ValueError(f"unknown request {asked['do']!r}")

@@ -1,0 +1,159 @@
+"""From timings to rows, tables and a plot. Nothing here measures anything."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+TOLERANCE = 1e-3
+PEERS = ("fedjax", "pfl", "flower", "scan", "scan-dense")
+
+
+@dataclass
+class Measured:
+    """What was found out about one engine on one task."""
+
+    engine: str
+    algorithm: str = "fedavg"
+    ms: Sequence[float] = ()  # per round, one number per trial
+    params: Mapping[str, np.ndarray] | None = None  # after the rounds that all engines run alike
+    flops: float | None = None  # of a round on the plain path
+    first_s: float = 0.0  # the first round's seconds, with compilation
+    peak_mb: float = 0.0
+    failed: str = ""  # why there are no timings
+    more: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def median(self) -> float:
+        return float(np.median(self.ms))
+
+
+def difference(a: Mapping, b: Mapping, start: Mapping) -> float:
+    """How far two results are apart, relative to how far they moved from where they started: the
+    largest over the parameters of |a - b| / |b - start|."""
+    if set(a) != set(b) or any(a[k].shape != b[k].shape for k in a):
+        return float("inf")
+    found = [
+        np.linalg.norm(a[k].astype(np.float64) - b[k])
+        / max(float(np.linalg.norm(b[k].astype(np.float64) - start[k])), 1e-30)
+        for k in a
+    ]
+    worst = float(np.max(found))
+    return worst if np.isfinite(worst) else float("inf")
+
+
+def rows(task: str, measured: Sequence[Measured], start: Mapping, limit: float | None) -> list:
+    """The rows of results.json. `limit` is the best rate of sgemm, in flop/s."""
+    peers = {m.engine: m for m in measured if m.engine in PEERS and m.ms}
+    return [_row(task, m, peers, start, limit) for m in measured]
+
+
+def _row(task, m: Measured, peers: Mapping[str, Measured], start, limit) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "task": task, "engine": m.engine, "algorithm": m.algorithm, "ms_median": None,
+        "ms_spread": None, "ratio_to": {}, "share_of_limit": None,
+    }  # fmt: skip
+    if not m.ms:
+        return {**row, "why_not": m.failed or "not measured", **m.more}
+    low, high = np.percentile(m.ms, [25, 75])
+    row |= {"ms_median": round(m.median, 3), "ms_spread": round((high - low) / 2, 3)}
+    if m.flops and limit:
+        row["share_of_limit"] = round(m.flops / (m.median / 1000) / limit, 3)
+    refused = {}
+    if m.algorithm == "fedavg":  # the peers do no other
+        for name, peer in peers.items():
+            if name == m.engine:
+                continue
+            apart = (
+                difference(m.params, peer.params, start)
+                if m.params is not None and peer.params is not None
+                else float("inf")
+            )
+            if apart <= TOLERANCE:
+                row["ratio_to"][name] = round(peer.median / m.median, 3)
+            else:
+                refused[name] = f"results differ by {apart:.1e}, more than {TOLERANCE:g}"
+    if refused:
+        row["no_ratio"] = refused
+    compile_s = max(0.0, m.first_s - m.median / 1000)
+    return {
+        **row, "peak_mb": round(m.peak_mb), "compile_s": round(compile_s, 2),
+        "trials": len(m.ms), **m.more,
+    }  # fmt: skip
+
+
+def table(found: Sequence[Mapping]) -> tuple[list[str], list[list[str]]]:
+    """Header and cells of one task's table."""
+    peers = [p for p in PEERS if any(r["engine"] == p for r in found)]
+    header = [
+        "engine", "algorithm", "ms/round", "spread", *[f"x {p}" for p in peers], "share of limit",
+        "peak MB", "compile s",
+    ]  # fmt: skip
+    cells = []
+    for r in found:
+        line = [r["engine"], r["algorithm"]]
+        if r["ms_median"] is None:
+            cells.append([*line, "-", *[""] * (len(header) - 3)])
+            continue
+        share = r["share_of_limit"]
+        cells.append([
+            *line, f"{r['ms_median']:.3g}", f"± {r['ms_spread']:.2g}",
+            *[_ratio(r, p) for p in peers], "" if share is None else f"{share:.2f}",
+            str(r["peak_mb"]), f"{r['compile_s']:.1f}",
+        ])  # fmt: skip
+    return header, cells
+
+
+def _ratio(row: Mapping, peer: str) -> str:
+    if peer in row["ratio_to"]:
+        return f"{row['ratio_to'][peer]:.3g}"
+    return "differs" if peer in row.get("no_ratio", {}) else ""
+
+
+def notes(found: Sequence[Mapping]) -> list[str]:
+    """What the table can't say."""
+    lines = []
+    for r in found:
+        name = f"{r['task']}, {r['engine']} {r['algorithm']}"
+        if r["ms_median"] is None:
+            lines.append(f"{name}: no figures ({r['why_not']})")
+        for peer, why in r.get("no_ratio", {}).items():
+            lines.append(f"{name}: no ratio to {peer} ({why})")
+        if r.get("disturbed"):
+            lines.append(f"{name}: {r['disturbed']} of {r['trials']} trials under load of others")
+    return lines
+
+
+def plot(found: Sequence[Mapping], path: Path) -> None:
+    """Milliseconds per round on a log scale, a panel per task, fastest first."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    shown = [r for r in found if r["ms_median"] is not None]
+    tasks = list(dict.fromkeys(r["task"] for r in shown))
+    if not tasks:
+        return
+    figure, axes = plt.subplots(
+        1, len(tasks), figsize=(4.6 * len(tasks), 3.6), squeeze=False, layout="constrained"
+    )
+    for axis, task in zip(axes[0], tasks, strict=True):
+        of_task = sorted((r for r in shown if r["task"] == task), key=lambda r: -r["ms_median"])
+        ms = [r["ms_median"] for r in of_task]
+        names = [
+            f"{r['engine']} {r['algorithm']}" if r["engine"] == "mixfl" else r["engine"]
+            for r in of_task
+        ]
+        color = ["#c44e52" if r["engine"] == "mixfl" else "#8c8c8c" for r in of_task]
+        axis.barh(names, ms, xerr=[r["ms_spread"] for r in of_task], color=color, ecolor="#333333")
+        axis.set(xscale="log", title=task, xlabel="ms per round (less is better)")
+        axis.set_xlim(min(ms) / 2, max(ms) * 5)
+        for y, value in enumerate(ms):
+            axis.annotate(f"{value:.3g}", (value, y), xytext=(12, 0), textcoords="offset points",
+                          va="center", fontsize=8)  # fmt: skip
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)

@@ -1,0 +1,183 @@
+"""The three workloads as plain arrays in a folder, so that every engine reads the same ones.
+
+    <folder>/settings.json        S, K, |B_i|, learning rate, weight, sizes of the model
+    <folder>/columns/<name>.npy   the clients' examples, client after client, all of equal size
+    <folder>/order.npy            [rounds, S, K |B_i|] rows that each client trains on, in order
+    <folder>/params.npz           the initial model, by names such as hidden/w
+    <folder>/store                the same examples as a client store, for mixfl
+
+What the data shows makes no difference to the time, so most of it is noise. But the movies of a
+user are a history (examples of the same few movies), as the rows that a client holds count.
+"""
+
+import json
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from mixfl.data import ClientData
+from mixfl.engine import cohort
+from mixfl.problem import Central, Federated, Problem
+from mixfl.settings import Settings
+from mixfl.sparse import name as parameter_name
+from mixfl.tasks import char_model, movie, smile
+
+SEED = 0
+CONTEXT = 10  # previous movies of an example
+
+
+@dataclass(frozen=True)
+class Size:
+    """Of a workload. `model` has the numbers that the model needs."""
+
+    task: str
+    S: int
+    K: int
+    B: int
+    lr: float
+    weight: float  # of the federated term
+    clients: int
+    per_client: int
+    central: int  # examples at the server
+    model: dict[str, Any]
+
+
+SIZES = {
+    "smile": Size(
+        "smile", S=100, K=2, B=5, lr=0.01, weight=0.5, clients=400, per_client=20, central=2000,
+        model={"side": 84, "hidden": 64},
+    ),
+    "movie": Size(  # the paper's training users of MovieLens-1M
+        "movie", S=100, K=10, B=16, lr=0.5, weight=0.5, clients=3865, per_client=165, central=0,
+        model={"movies": 3952, "embedding": 16, "margin": 0.9, "spreadout": 0.01},
+    ),
+    "text": Size(
+        "text", S=20, K=4, B=8, lr=2.0, weight=0.73, clients=100, per_client=40, central=2000,
+        model={"vocabulary": 88, "embedding": 64, "hidden": 128, "length": 100},
+    ),
+}  # fmt: skip
+
+
+def columns(size: Size, rows: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Examples of clients that have `size.per_client` each."""
+    m = size.model
+    if size.task == "smile":
+        shape = (rows, m["side"], m["side"], 3)
+        images = rng.integers(0, 256, shape, dtype=np.uint8)
+        return {"image": images, "smiling": rng.integers(0, 2, rows, dtype=np.uint8)}
+    if size.task == "text":
+        return {"text": rng.integers(2, m["vocabulary"], (rows, m["length"]), dtype=np.uint8)}
+    return _histories(rows // size.per_client, size.per_client, m["movies"], rng)
+
+
+def _histories(users: int, n: int, movies: int, rng) -> dict[str, np.ndarray]:
+    """Each user's n examples of the next movie after up to ten others, drawn by popularity."""
+    fame = np.exp(rng.standard_normal(movies))
+    wait = rng.standard_exponential((users, movies), np.float32) / fame
+    seen = 1 + np.argpartition(wait, n, axis=1)[:, : n + 1].astype(np.int32)
+    place = np.arange(n)[:, None] - np.arange(CONTEXT)  # [n, 10] into the history, latest first
+    context = np.where(place >= 0, seen[:, np.maximum(place, 0)], 0)
+    length = np.minimum(np.arange(n) + 1, CONTEXT).astype(np.uint8)
+    return {
+        "context": context.reshape(-1, CONTEXT).astype(np.int32),
+        "movie": seen[:, 1:].reshape(-1).copy(),
+        "length": np.tile(length, users),
+    }
+
+
+def settings(size: Size, **more) -> Settings:
+    return Settings(
+        rounds=10**6, seed=SEED, cohort_size=size.S, client_batch=size.B, local_steps=size.K,
+        client_lr=size.lr, **more,
+    )  # fmt: skip
+
+
+def order(size: Size, rounds: int) -> np.ndarray:
+    """[rounds, S, K |B_i|]: the rows that mixfl's clients train on."""
+    found = np.empty((rounds, size.S, size.K * size.B), np.int64)
+    for t in range(rounds):
+        chosen = cohort.cohort(SEED, t, 0, size.clients, size.S)
+        for i, client in enumerate(chosen):
+            first = client * size.per_client
+            rows, mask = cohort.client_rows(
+                SEED, t, 0, client, first, size.per_client, size.K, size.B
+            )
+            assert mask.all(), "a client of a workload has examples for K full batches"
+            found[t, i] = rows.reshape(-1)
+    return found
+
+
+def write(size: Size, folder: Path, rounds: int = 8, store: bool = True) -> None:
+    """Makes the workload's folder. After `rounds` rounds, peers begin with the first again."""
+    rng = np.random.default_rng(SEED)
+    (folder / "columns").mkdir(parents=True)
+    data = columns(size, size.clients * size.per_client, rng)
+    for name, column in data.items():
+        np.save(folder / "columns" / f"{name}.npy", column)
+    np.save(folder / "order.npy", order(size, rounds))
+    params = model(size)[0](jax.random.key(SEED))
+    np.savez(folder / "params.npz", **named(params))  # type: ignore[arg-type]
+    if store:
+        client = np.repeat(np.arange(size.clients), size.per_client)
+        ClientData.from_arrays(data, client=client).write(folder / "store")
+    (folder / "settings.json").write_text(json.dumps(asdict(size)))
+
+
+def read_size(folder: Path) -> Size:
+    return Size(**json.loads((folder / "settings.json").read_text()))
+
+
+def named(params) -> dict[str, np.ndarray]:
+    leaves = jax.tree_util.tree_leaves_with_path(params)
+    return {parameter_name(path): np.asarray(leaf) for path, leaf in leaves}
+
+
+def model(size: Size):
+    """mixfl's `init` and federated loss."""
+    m = size.model
+    if size.task == "smile":
+        loss = partial(smile.image_loss, mean=np.float32(0), scale=np.float32(1 / 255))
+        return partial(smile.init, inputs=m["side"] ** 2 * 3, hidden=m["hidden"]), loss
+    if size.task == "text":
+        init = partial(
+            char_model.init, vocabulary=m["vocabulary"], embedding=m["embedding"],
+            hidden=m["hidden"], embedding_scale=1.0,
+        )  # fmt: skip
+        # Texts are numbers of characters already.
+        return init, partial(char_model.loss, table=np.arange(m["vocabulary"], dtype=np.int32))
+    init = partial(movie.init, movies=m["movies"], embedding=m["embedding"])
+    return init, partial(movie.hinge_loss, margin=m["margin"])
+
+
+def problem(size: Size, clients: ClientData) -> Problem:
+    """mixfl's problem on the given clients."""
+    init, loss = model(size)
+    rows: dict = {"movies": ("context", "movie")} if size.task == "movie" else {}
+    federated = Federated(loss, clients, weight=size.weight, rows=rows)
+    weight = 1 - size.weight
+    if size.task == "movie":
+        spread = partial(movie.spreadout, strength=size.model["spreadout"])
+        return Problem(init, [federated, Central(spread, weight=weight)], name=size.task)
+    server = columns(size, size.central, np.random.default_rng(SEED + 1))
+    return Problem(init, [federated, Central(loss, server, weight=weight)], name=size.task)
+
+
+def flops_per_example(size: Size) -> float | None:
+    """Of a gradient on the plain path: products only, 2 flop per multiplication and addition.
+
+    Forward, and backward to the weights and to the inputs, but not to raw inputs; the text model's
+    inputs are embeddings, each multiplied by the GRU's weights. None for the movie task, which
+    does next to no products.
+    """
+    m = size.model
+    if size.task == "smile":
+        return 4 * m["side"] ** 2 * 3 * m["hidden"] + 6 * m["hidden"]
+    if size.task == "text":
+        h = m["hidden"]
+        per_character = h * 3 * h + m["embedding"] * 3 * h + h * m["vocabulary"]
+        return 6 * per_character * (m["length"] - 1)
+    return None

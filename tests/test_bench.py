@@ -1,0 +1,155 @@
+"""The benchmark's arithmetic and its refusals, and that its loops compute what mixfl does. No
+peers, and nothing that depends on how fast the machine is."""
+
+import itertools
+import json
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from benchmarks import growth, mixfl_worker, report, scan_worker, workloads
+from benchmarks.engines import OutsideLoad, Worker, WorkerFailed
+from benchmarks.peers import protocol
+from benchmarks.report import Measured
+
+START = {"w": np.zeros(3, np.float32)}
+MODELS = {
+    "smile": {"side": 5, "hidden": 3},
+    "movie": {"movies": 60, "embedding": 4, "margin": 0.9, "spreadout": 0.01},
+    "text": {"vocabulary": 12, "embedding": 3, "hidden": 4, "length": 6},
+}
+
+
+def tiny(task: str) -> workloads.Size:
+    return replace(
+        workloads.SIZES[task], S=4, K=2, B=3, clients=6, per_client=8, central=20,
+        model=MODELS[task],
+    )  # fmt: skip
+
+
+def measured(engine, ms, w=(1, 2, 3), **more):
+    return Measured(engine, ms=ms, params={"w": np.array(w, np.float32)}, **more)
+
+
+@pytest.mark.parametrize("task", workloads.SIZES)
+def test_bare_loops_agree_with_mixfl(task, tmp_path):
+    folder = tmp_path / task
+    workloads.write(tiny(task), folder, rounds=3)
+    loops = [scan_worker.Engine(), scan_worker.Engine(rows=True)][: 2 if task == "movie" else 1]
+    found = []
+    for engine in [mixfl_worker.Engine(), *loops]:
+        engine.init(folder)
+        engine.run(1)
+        engine.run(1)
+        found.append(engine.parameters())
+    start = protocol.Workload(folder).params
+    for other in found[1:]:
+        assert report.difference(found[0], other, start) < 1e-3
+        assert report.difference(start, other, start) > 0.99  # and they moved
+
+
+def test_agreement_is_judged_by_the_change():
+    start = {"w": np.full(3, 1000.0)}
+    a, b = {"w": start["w"] + 0.1}, {"w": start["w"] + 0.2}
+    assert report.difference(a, b, start) == pytest.approx(0.5)
+    assert report.difference(a, {"v": a["w"]}, start) == float("inf")
+    assert report.difference({"w": a["w"] * np.nan}, b, start) == float("inf")
+
+
+def test_ratio_and_layout_of_rows():
+    found = report.rows(
+        "smile",
+        [
+            measured("mixfl", [9, 10, 11, 30], flops=1e9, first_s=2.01),
+            Measured("mixfl", "2wgt", ms=[20.0]),
+            measured("fedjax", [100, 105, 110]),
+            Measured("pfl", failed="pfl can't be installed: no wheel"),
+        ],
+        START,
+        limit=1e12,
+    )
+    mixfl, two_way, fedjax, pfl = found
+    assert mixfl["ratio_to"] == {"fedjax": 10.0}
+    assert (mixfl["ms_median"], mixfl["share_of_limit"]) == (10.5, pytest.approx(0.095, abs=1e-3))
+    assert mixfl["ms_spread"] == pytest.approx((15.75 - 9.75) / 2)
+    assert mixfl["compile_s"] == 2.0
+    assert fedjax["ratio_to"] == {}  # to itself there is none, and mixfl is no peer
+    assert two_way["ratio_to"] == {}
+    assert "no_ratio" not in two_way  # another algorithm: nothing to compare with
+    assert pfl["ms_median"] is None
+    assert "no wheel" in pfl["why_not"]
+    keys = {"task", "engine", "algorithm", "ms_median", "ms_spread", "ratio_to", "share_of_limit"}
+    assert all(keys <= set(row) for row in json.loads(json.dumps(found)))
+    header, cells = report.table(found)
+    assert all(len(line) == len(header) for line in cells)
+    assert cells[0][header.index("x fedjax")] == "10"
+    assert any("no wheel" in line for line in report.notes(found))
+
+
+def test_no_ratio_where_results_differ():
+    ours, theirs = measured("mixfl", [10.0]), measured("fedjax", [100.0], w=(1, 2, 3.1))
+    row = report.rows("smile", [ours, theirs], START, None)[0]
+    assert row["ratio_to"] == {}
+    assert "differ" in row["no_ratio"]["fedjax"]
+    assert "differs" in report.table([row, {**row, "engine": "fedjax"}])[1][0]
+    theirs.params = {"w": np.array([1, 2, 3.001], np.float32)}
+    assert report.rows("smile", [ours, theirs], START, None)[0]["ratio_to"] == {"fedjax": 10.0}
+
+
+def test_exponent_of_a_power():
+    x = [1, 2, 4, 8]
+    assert growth.exponent(x, [3 * v**1.5 for v in x]) == pytest.approx(1.5)
+    assert growth.exponent(x, [7.0] * 4) == pytest.approx(0)
+
+
+@pytest.mark.parametrize("task", growth.BASES)
+def test_growth_changes_one_number(task):
+    for what in ("S", "K", "B", "population", "parameters"):
+        values = [value for value, _ in growth.sizes(growth.BASES[task], what)]
+        assert all(b > a for a, b in itertools.pairwise(values))
+        for _, size in growth.sizes(growth.BASES[task], what):
+            assert size.per_client >= size.K * size.B
+            assert size.clients >= size.S
+
+
+WORKER = """
+import numpy as np
+from benchmarks.peers import protocol
+class Engine:
+    def init(self, folder): print("noise"); self.n = 0
+    def run(self, rounds):
+        if rounds > 5: raise ValueError("too many")
+        if rounds == 0: raise SystemExit("gone")
+        self.n += rounds
+    def parameters(self): return {"n": np.array(self.n)}
+protocol.serve(Engine())
+"""
+
+
+def test_worker_answers_and_tells_what_went_wrong():
+    worker = Worker([sys.executable, "-c", WORKER])
+    try:
+        worker.ask("init", folder="")
+        assert worker.run(2) >= 0
+        with pytest.raises(WorkerFailed, match="too many"):
+            worker.run(6)
+        assert worker.parameters()["n"] == 2
+        assert worker.peak_mb() > 1
+        with pytest.raises(WorkerFailed, match="gone"):
+            worker.run(0)
+    finally:
+        worker.close()
+
+
+def test_own_work_is_no_load_of_others():
+    with OutsideLoad() as load:
+        sum(range(10**6))
+    assert 0 <= load.share <= 1
+
+
+def test_plot(tmp_path):
+    rows = report.rows("smile", [measured("mixfl", [1.0]), measured("fedjax", [9.0])], START, None)
+    report.plot(rows, tmp_path / "plot.png")
+    assert (tmp_path / "plot.png").stat().st_size > 1000
