@@ -23,8 +23,8 @@ from mixfl.data import ClientData
 from mixfl.engine import cohort
 from mixfl.problem import Central, Federated, Problem
 from mixfl.settings import Settings
-from mixfl.sparse import name as parameter_name
 from mixfl.tasks import char_model, movie, smile
+from mixfl.trees import named_leaves
 
 SEED = 0
 CONTEXT = 10  # previous movies of an example
@@ -101,13 +101,12 @@ def order(size: Size, rounds: int) -> np.ndarray:
     found = np.empty((rounds, size.S, size.K * size.B), np.int64)
     for t in range(rounds):
         chosen = cohort.cohort(SEED, t, 0, size.clients, size.S)
-        for i, client in enumerate(chosen):
-            first = client * size.per_client
-            rows, mask = cohort.client_rows(
-                SEED, t, 0, client, first, size.per_client, size.K, size.B
-            )
-            assert mask.all(), "a client of a workload has examples for K full batches"
-            found[t, i] = rows.reshape(-1)
+        sizes = np.full(size.S, size.per_client)
+        rows, mask = cohort.cohort_rows(
+            SEED, t, 0, chosen, chosen * size.per_client, sizes, size.K, size.B
+        )
+        assert mask.all(), "a client of a workload has examples for K full batches"
+        found[t] = rows.reshape(size.S, -1)
     return found
 
 
@@ -132,8 +131,7 @@ def read_size(folder: Path) -> Size:
 
 
 def named(params) -> dict[str, np.ndarray]:
-    leaves = jax.tree_util.tree_leaves_with_path(params)
-    return {parameter_name(path): np.asarray(leaf) for path, leaf in leaves}
+    return {name: np.asarray(leaf) for name, leaf in named_leaves(params).items()}
 
 
 def model(size: Size):
