@@ -11,7 +11,7 @@ plain SGD at the client. Where it would not be, the tables are dense.
 """
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -167,6 +167,18 @@ def add_rows(total, summand):
     return jax.tree.map(plus, total, summand)
 
 
+def sum_of_group(stacked):
+    """The sum over the first axis; Rows of several clients stay apart, as Rows of all of them."""
+
+    def one(leaf):
+        if isinstance(leaf, Rows):
+            values = leaf.values.reshape(-1, *leaf.values.shape[2:])
+            return Rows(leaf.ids.reshape(-1), values, leaf.table)
+        return leaf.sum(0)
+
+    return jax.tree.map(one, stacked, is_leaf=lambda leaf: isinstance(leaf, Rows))
+
+
 def zeros_for(summand):
     """Where sums begin: zeros for arrays, a whole table of zeros for Rows."""
 
@@ -212,26 +224,9 @@ def row_sparse(algorithm: Algorithm, problem: Problem, s: Settings,
     def client(term, message, feed):
         if not feed.rows:
             return algorithm.client(term, message, feed)
-        most = {n: ids.shape[0] for n, ids in feed.rows.items()}
-
-        def at_size(size):
-            ids = {n: feed.rows[n][:k] for n, k in size.items()}
-            own = restrict(message, ids)
-            upload = algorithm.client(term, own, feed._replace(rows=None))
-            upload = own_part(upload, own.aug, ids, s.client_lr)
-            delta = on_named(
-                lambda d, k: jnp.pad(d, [(0, k - len(d))] + [(0, 0)] * (d.ndim - 1)), most,
-                upload.delta,
-            )  # fmt: skip
-            return upload._replace(delta=delta)
-
-        sizes = padded_sizes(most)
-        held = {n: jnp.sum(ids < rows_of[n]) for n, ids in feed.rows.items()}
-        # The smallest size in which all tables' rows have room.
-        fits = [jnp.all(jnp.stack([held[n] <= k for n, k in size.items()])) for size in sizes[1:]]
-        level = sum((f.astype(jnp.int32) for f in fits), jnp.zeros((), jnp.int32))
-        branches = [functools.partial(at_size, size) for size in sizes]
-        return jax.lax.switch(level, branches)._replace(rows=feed.rows)
+        own = restrict(message, feed.rows)
+        upload = algorithm.client(term, own, feed._replace(rows=None))
+        return own_part(upload, own.aug, feed.rows, s.client_lr)._replace(rows=feed.rows)
 
     def summand(upload):
         sums, ids = algorithm.summand(upload._replace(rows=None)), upload.rows or {}
@@ -255,6 +250,28 @@ def row_sparse(algorithm: Algorithm, problem: Problem, s: Settings,
         return algorithm.update(state, messages, sums, central)
 
     return algorithm._replace(client=client, summand=summand, update=update)
+
+
+def at_own_size(step: Callable, rows_of: Mapping[str, int]) -> Callable:
+    """step(carry, feed) of a scan over clients, or groups of clients, each with its rows padded to
+    the smallest of a few sizes that has room for them: the program has a branch for every size."""
+
+    def sized(carry, feed):
+        if not feed.rows:
+            return step(carry, feed)
+        sizes = padded_sizes({n: ids.shape[-1] for n, ids in feed.rows.items()})
+        held = {n: jnp.max(jnp.sum(ids < rows_of[n], -1)) for n, ids in feed.rows.items()}
+        fits = [jnp.all(jnp.stack([held[n] <= k for n, k in size.items()])) for size in sizes[1:]]
+        level = sum((f.astype(jnp.int32) for f in fits), jnp.zeros((), jnp.int32))
+
+        def branch(size, carry, feed):
+            rows = {n: feed.rows[n][..., :k] for n, k in size.items()}
+            return step(carry, feed._replace(rows=rows))
+
+        branches = [functools.partial(branch, size) for size in sizes]
+        return jax.lax.switch(level, branches, carry, feed)
+
+    return sized
 
 
 def padded_sizes(most: Mapping[str, int]) -> list[dict[str, int]]:

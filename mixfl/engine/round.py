@@ -25,12 +25,12 @@ from mixfl.algorithm import Algorithm
 from mixfl.engine import processes
 from mixfl.lowrank import is_local, low_rank
 from mixfl.problem import Problem
-from mixfl.sparse import Rows, add_rows, zeros_for
+from mixfl.sparse import Rows, Table, add_rows, at_own_size, sum_of_group, zeros_for
 from mixfl.steps import add, after_each_chunk
 from mixfl.trees import name
 
 AXIS = "clients"
-SMALL_MODEL = 2**14  # numbers; of so few, beside low-rank layers, clients train all at once
+SMALL_MODEL, GROUP = 2**14, 10  # so many clients of so few numbers each train at once
 DRAWN, CLIENTS = P(None, None, AXIS), P(AXIS)  # the axes that the devices share
 
 
@@ -50,15 +50,17 @@ class Round:
 
     `after_chunk`, if given, is called from the running program after each chunk of the batches
     drawn at the server. JAX keeps no program that calls back in its cache on disk. `low_rank` has,
-    by population, the weights that clients train in the low-rank form (see lowrank.py).
+    by population, the weights that clients train in the low-rank form (see lowrank.py), `tables`
+    those of which they have only their rows (see sparse.py).
     """
 
     def __init__(
         self, algorithm: Algorithm, problem: Problem, devices: int = 1, after_chunk: Any = None,
         low_rank: Mapping[str, Collection[str]] | None = None,
+        tables: Mapping[str, Mapping[str, Table]] | None = None,
     ):  # fmt: skip
         self.algorithm, self.problem, self.devices = algorithm, problem, devices
-        self.after_chunk, self.low_rank = after_chunk, low_rank or {}
+        self.after_chunk, self.low_rank, self.tables = after_chunk, low_rank or {}, tables or {}
         self.traces = 0
         self.shapes: Any = None  # of the sums
         self.mesh = Mesh(np.array(processes.devices(devices)), (AXIS,)) if devices > 1 else None
@@ -143,11 +145,13 @@ class Round:
 
     def _scan(self, term, message, clients):
         """The sums over the clients of a population, and how many were left out."""
-        cohort, at_once = None, False
+        cohort = None
         if self.low_rank.get(term.name):
             cohort = low_rank(term, message, clients, self.low_rank[term.name])
             term, message, clients = cohort[:3]
-            at_once = clients.rows is None and numbers(message.x) <= SMALL_MODEL
+        marked = self.tables.get(term.name, {})
+        count = len(clients.batches.mask)
+        group = group_size(count, message.x, clients.rows)
 
         def summand(feed):
             return self.algorithm.summand(self.algorithm.client(term, message, feed))
@@ -166,17 +170,27 @@ class Round:
             return added, ([leaf if is_local(leaf) else None for leaf in leaves], bad)
 
         def total(look: bool):
-            if at_once:
-                added, (stacked, bad) = jax.vmap(functools.partial(client, look))(clients)
-                sums = jax.tree.map(lambda a: a.sum(0), added)
-            else:
+            def one(sums, feed):
+                added, rest = client(look, feed)
+                return add_rows(sums, added), rest
 
-                def body(sums, feed):
-                    added, rest = client(look, feed)
-                    return add_rows(sums, added), rest
+            def several(sums, feeds):
+                added, rest = jax.vmap(functools.partial(client, look))(feeds)
+                return add_rows(sums, sum_of_group(added)), rest
 
-                zero = zeros_for([None if is_local(leaf) else leaf for _, leaf in paths])
-                sums, (stacked, bad) = jax.lax.scan(body, zero, clients)
+            step = at_own_size(
+                several if group > 1 else one, {n: t.rows for n, t in marked.items()}
+            )
+            zero = zeros_for([None if is_local(leaf) else leaf for _, leaf in paths])
+            groups = clients
+            if group > 1:
+                groups = jax.tree.map(
+                    lambda a: a.reshape(count // group, group, *a.shape[1:]), clients
+                )
+            sums, rest = jax.lax.scan(step, zero, groups)
+            if group > 1:
+                rest = jax.tree.map(lambda a: a.reshape(count, *a.shape[2:]), rest)
+            stacked, bad = rest
             without = bad if look else None
             leaves = [
                 leaf if part is None else cohort.whole(name(path[1:]), part, without)
@@ -192,7 +206,15 @@ def is_whole(leaf) -> bool:
     return isinstance(leaf, Rows) or is_local(leaf)
 
 
-def numbers(tree) -> int:
-    """Of parameters that are arrays."""
-    leaves = jax.tree.leaves(tree, is_leaf=is_local)
-    return sum(leaf.size for leaf in leaves if not is_local(leaf))
+def group_size(clients: int, x, rows) -> int:
+    """How many clients train at once. A step of a small model costs mostly to begin it; products of
+    large ones are slow in batches."""
+    leaves = jax.tree_util.tree_leaves_with_path(x, is_leaf=is_local)
+    own = {name(path): leaf for path, leaf in leaves if not is_local(leaf)}
+    numbers = sum(leaf.size for n, leaf in own.items() if n not in (rows or {}))
+    for n, ids in (rows or {}).items():  # a quarter of the most rows: few clients have them all
+        numbers += own[n].size // own[n].shape[0] * ids.shape[-1] // 4
+    if numbers > SMALL_MODEL:
+        return 1
+    most = clients if len(own) < len(leaves) else GROUP
+    return max(n for n in range(1, most + 1) if clients % n == 0)

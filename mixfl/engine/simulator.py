@@ -93,7 +93,9 @@ class Simulator:
         if algorithm not in self.programs:
             tell = self._chunk_done if self.long(algorithm) else None
             layers = self.low_rank if algorithm.feed.own else {}
-            self.programs[algorithm] = Round(algorithm, self.problem, self.devices, tell, layers)
+            self.programs[algorithm] = Round(
+                algorithm, self.problem, self.devices, tell, layers, self.tables
+            )
         return self.programs[algorithm]
 
     def long(self, algorithm: Algorithm) -> int:
