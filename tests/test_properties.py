@@ -247,7 +247,8 @@ def test_padding_may_even_have_no_finite_gradient(t, batch, expected):
     data = mixfl.ClientData.from_arrays({"t": np.array(t, float)}, client=[0] * len(t))
     p = mixfl.Problem(lambda key: jnp.ones(()), [mixfl.Federated(loss, data)])
     last = len(t) - 1
-    order = lambda seed: client_rows(seed, 0, 0, 0, 0, len(t), 2, batch)[0].ravel()  # noqa: E731
+    one = np.array([0]), np.array([0]), np.array([len(t)])
+    order = lambda seed: client_rows(seed, 0, 0, *one, 2, batch)[0].ravel()  # noqa: E731
     seed = next(seed for seed in range(100) if order(seed)[last] == last)  # 5 comes last
     s = settings(cohort_size=1, client_batch=batch, local_steps=2, client_lr=1.0, seed=seed)
     simulator = Simulator(p, ALGORITHMS["fedavg"].build(p, s), s)

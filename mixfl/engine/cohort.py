@@ -25,24 +25,24 @@ def cohort(seed: int, round: int, population: int, clients: int, size: int) -> n
     return rng.choice(clients, size, replace=False)
 
 
-def client_rows(seed, round, population, client, first, n, steps, batch):
-    """A fresh permutation of the client's rows, cut into batches: rows and mask [steps, batch].
+def client_rows(seed, round, population, clients, first, n, steps, batch):
+    """A fresh permutation of each client's n rows, cut into batches: rows and mask
+    [clients, steps, batch]. `clients`, `first` (row) and `n` are arrays [clients].
 
-    The client takes min(steps, the batches it has); the last one may be short. What is left
+    A client takes min(steps, the batches it has); the last one may be short. What is left
     over is padded with the rows of the last batch, so that a padded row is finite where they are.
     """
-    rng = generator(seed, round, ORDER, population, client)
     size = steps * batch
-    order = rng.permutation(n)[:size]
-    rows, mask = np.empty(size, np.int64), np.ones(size, bool)
-    rows[: len(order)] = order
-    if len(order) < size:
-        rows[len(order) :] = np.resize(
-            order[(len(order) - 1) // batch * batch :], size - len(order)
-        )
-        mask[len(order) :] = False
-    rows += first
-    return rows.reshape(steps, batch), mask.reshape(steps, batch)
+    rows = np.empty((len(clients), size), np.int64)
+    for i, (client, count) in enumerate(zip(clients.tolist(), n.tolist(), strict=True)):
+        order = generator(seed, round, ORDER, population, client).permutation(count)[:size]
+        rows[i, :count] = order
+        if count < size:
+            rows[i, count:] = np.resize(order[(count - 1) // batch * batch :], size - count)
+    rows += first[:, None]
+    mask = np.arange(size) < n[:, None]
+    shape = (len(clients), steps, batch)
+    return rows.reshape(shape), mask.reshape(shape)
 
 
 def drawn_rows(rng: np.random.Generator, n: int, steps: int, batch: int) -> np.ndarray:

@@ -116,12 +116,11 @@ class Feeder:
         count = self.chunk // self.own[1]
         rows = np.empty((count, steps, batch), np.int64)
         mask = np.zeros((count, steps, batch), np.float32)
-        offsets = self.starts[population]
-        for i, client in enumerate(chosen):
-            first, n = offsets[client], offsets[client + 1] - offsets[client]
-            rows[i], mask[i] = cohort.client_rows(
-                s.seed, round, population, client, first, n, steps, batch
-            )
+        first = self.starts[population][chosen]
+        n = self.starts[population][chosen + 1] - first
+        rows[: len(chosen)], mask[: len(chosen)] = cohort.client_rows(
+            s.seed, round, population, chosen, first, n, steps, batch
+        )
         rows[len(chosen) :] = rows[0]  # no clients: padding, masked
         share = None
         if shares is not None:
