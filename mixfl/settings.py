@@ -75,8 +75,8 @@ class Settings:
         512, "central examples in one gradient computation (summed exactly)", kind=int, least=1
     )
     devices: int | Auto = key(
-        "auto", "JAX devices that share a cohort; auto: see docs/simulator.md", kind=int, least=1,
-        auto=True,
+        "auto", "JAX devices (of all processes) that share a cohort; see docs/simulator.md",
+        kind=int, least=1, auto=True,
     )  # fmt: skip
 
     def __post_init__(self):
