@@ -83,7 +83,7 @@ def agree(p, name, s, tolerance=1e-5):
 
 
 @pytest.mark.parametrize("name", MIXED)
-@pytest.mark.parametrize("steps", [1, 3, 5])
+@pytest.mark.parametrize("steps", [1, 3])
 def test_it_follows_the_reference(name, steps):
     p = problem()
     s = settings(local_steps=steps, first_layer="low-rank", pretrain_rounds=2)
@@ -100,11 +100,10 @@ def test_it_follows_the_reference(name, steps):
     np.testing.assert_allclose(flat(last.state.x), wanted[-1], rtol=2e-4, atol=2e-5)
 
 
-@pytest.mark.parametrize("name", MIXED)
+@pytest.mark.parametrize("name", ["1wgt", "2wgt"])
 @pytest.mark.parametrize(
     "variant",
     [
-        {},
         {"weighting": "uniform"},
         {"weighting": "steps", "server_opt": "adam", "server_lr": 0.05},
         {"cohort_chunk": 2},
