@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -25,9 +26,11 @@ from mixfl.engine import Simulator
 from mixfl.errors import Interrupted, MixflError
 from mixfl.runs import directory
 from mixfl.runs.checkpoint import KEEP, Checkpoints
+from mixfl.runs.training import Training
 
 TINY = Path(tiny_problem.__file__)
 ROUNDS = 7
+TIMEOUT = 300  # seconds; only against hanging
 # Optimizers with a state wherever the algorithm has one.
 ADAPTIVE = dict(
     client_opt="sgd(momentum=0.9)", server_opt="adam", server_lr=0.05, central_opt="adam",
@@ -384,28 +387,146 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path, capsys):
 # Signals and other processes
 
 
+def after_round(monkeypatch, round, action):
+    """Calls `action` in the main thread, once a round is done and before it is evaluated."""
+    check = Training._check
+
+    def acting(self, result):
+        check(self, result)
+        if result.round == round:
+            action()
+
+    monkeypatch.setattr(Training, "_check", acting)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_signal_saves_and_says_how_to_go_on(number, whole, tmp_path):
+def test_signal_saves_and_says_how_to_go_on(number, whole, tmp_path, monkeypatch):
     out = tmp_path / "run"
     before = signal.getsignal(number)
-    send = lambda n: signal.raise_signal(number) if n == 3 else None  # noqa: E731
-    with pytest.raises(Interrupted, match=r"after round 4 of 7.*--resume"):
-        train("2wgt", out, evaluating("2wgt", send), checkpoint_every=100)
+    with monkeypatch.context() as patch:
+        after_round(patch, 3, lambda: signal.raise_signal(number))
+        with pytest.raises(Interrupted, match=r"after round 4 of 7.*--resume"):
+            train("2wgt", out, checkpoint_every=100)
     assert signal.getsignal(number) is before
     assert json.loads((out / "status.json").read_text()) == {"status": "interrupted", "round": 4}
     assert [p.name for p in (out / "checkpoints").iterdir()] == ["4"]
+    assert [row["round"] for row in lines(out)] == [1, 2, 3, 4]
     train("2wgt", out, checkpoint_every=100, resume=True)
     assert_same(out, whole("2wgt"))
 
 
-def test_second_signal_stops_at_once(tmp_path):
-    def send(n):
-        for _ in range(2 if n == 3 else 0):
-            signal.raise_signal(signal.SIGINT)
+def test_second_signal_stops_at_once(tmp_path, monkeypatch):
+    """Also while an evaluation is under way that would never end."""
+    ended = threading.Event()
+    hang = lambda n: ended.wait(TIMEOUT) if n == 3 else None  # noqa: E731
 
+    def twice():
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+
+    after_round(monkeypatch, 4, twice)
     with pytest.raises(KeyboardInterrupt):
-        train("fedavg", tmp_path / "run", evaluating("fedavg", send))
+        train("fedavg", tmp_path / "run", evaluating("fedavg", hang), devices=1)
+    assert not ended.is_set()
     assert [row["round"] for row in lines(tmp_path / "run")] == [1, 2]
+    ended.set()
+
+
+# Evaluation beside the rounds
+
+
+def test_evaluation_runs_beside_the_following_rounds(tmp_path, monkeypatch):
+    """The evaluation of round 4 waits for round 6, which therefore can't wait for it."""
+    reached = threading.Event()
+    waited = []
+    after_round(monkeypatch, 6, reached.set)
+    wait = lambda n: waited.append(reached.wait(TIMEOUT)) if n == 1 else None  # noqa: E731
+    settings = dict(rounds=8, eval_every=4, checkpoint_every=100, devices=1)
+    train("pt", tmp_path / "run", evaluating("pt", wait), **settings)
+    assert waited == [True]
+    assert [row["round"] for row in lines(tmp_path / "run")] == [4, 8]
+
+
+def test_no_round_runs_beside_an_evaluation_where_cpu_devices_share_a_cohort(monkeypatch):
+    """They would wait for each other in a pool of threads that has no more than one for each."""
+    order = []
+    problem = evaluating("pt", lambda n: order.append(f"evaluation {n}"))
+    check = Training._check
+    noted = lambda self, r: (order.append(f"round {r.round}"), check(self, r))  # noqa: E731
+    monkeypatch.setattr(Training, "_check", noted)
+    train("pt", None, problem, rounds=3, devices=2)
+    assert order == [
+        "evaluation 0", "round 1", "evaluation 1", "round 2", "evaluation 2", "round 3",
+        "evaluation 3",
+    ]  # fmt: skip
+
+
+def settled_at_once(monkeypatch):
+    """The synchronous way: every evaluation is waited for before the next round."""
+    evaluate = Training._evaluate
+
+    def synchronous(self, *arguments):
+        evaluate(self, *arguments)
+        self._settle()
+
+    monkeypatch.setattr(Training, "_evaluate", synchronous)
+
+
+@pytest.mark.parametrize("algorithm", ["2wgt", "oracle"])
+def test_rows_are_those_of_the_synchronous_way(algorithm, tmp_path, monkeypatch):
+    settings = dict(rounds=20, eval_every=3, checkpoint_every=100, devices=1)
+    train(algorithm, tmp_path / "beside", **settings)
+    settled_at_once(monkeypatch)
+    train(algorithm, tmp_path / "alone", **settings)
+    assert_same(tmp_path / "beside", tmp_path / "alone")
+
+
+def test_rows_are_written_before_the_checkpoint_that_has_them(tmp_path, monkeypatch):
+    """At every checkpoint, as a kill would find the folder."""
+    out, found = tmp_path / "run", {}
+    save = Checkpoints.save
+
+    def saving(self, round, *rest):
+        save(self, round, *rest)
+        found[round] = [row["round"] for row in lines(out)]
+
+    monkeypatch.setattr(Checkpoints, "save", saving)
+    train("pt", out, rounds=9, eval_every=2, checkpoint_every=3, devices=1)
+    assert found == {3: [2], 6: [2, 4, 6], 9: [2, 4, 6, 8, 9]}
+
+
+def test_a_loss_that_is_not_finite_is_told_for_its_round(tmp_path):
+    base = tiny_problem.problem
+    calls = iter(range(1000))
+
+    def evaluate(params):
+        return {"loss": np.nan if next(calls) == 2 else 1.0}
+
+    problem = dataclasses.replace(base, evaluate=evaluate)
+    with pytest.raises(mixfl.Diverged, match="diverged in round 4") as error:
+        train("pt", tmp_path / "run", problem, rounds=20, eval_every=2, checkpoint_every=100,
+              devices=1)  # fmt: skip
+    assert error.value.round == 4
+    status = json.loads((tmp_path / "run" / "status.json").read_text())
+    assert (status["status"], status["round"]) == ("diverged", 4)
+    assert [row["round"] for row in lines(tmp_path / "run")] == [2]
+
+
+def test_a_model_is_not_used_up_while_it_is_evaluated(tmp_path, monkeypatch):
+    """Rounds 3 and 4 run before the model of round 2 is looked at."""
+    reached, seen = threading.Event(), []
+    after_round(monkeypatch, 4, reached.set)
+
+    def evaluate(params):
+        assert not seen or reached.wait(TIMEOUT)
+        seen.append(jax.tree.map(np.array, params))
+        return {}
+
+    problem = dataclasses.replace(tiny_problem.problem, evaluate=evaluate)
+    train("pt", None, problem, rounds=5, eval_every=2, checkpoint_every=100, devices=1)
+    two = dict(rounds=2, devices=1, **adaptive("pt"))
+    expected = mixfl.train(tiny_problem.problem, "pt", **two).params
+    assert_equal_trees(seen[1], expected)
 
 
 WAITING = f"""

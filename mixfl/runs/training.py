@@ -320,7 +320,12 @@ class Training:
         )  # fmt: skip
 
     def _evaluate(self, result: RoundResult, round_ms: float) -> None:
-        """Begins to evaluate a round's model, beside the following rounds."""
+        """Begins to evaluate a round's model, beside the following rounds.
+
+        Not where several CPU devices share a cohort: XLA has a thread for each and no more, so
+        that they would wait for each other's sums, and for the evaluation that has the thread of
+        one of them; after a while XLA takes them for stuck and ends the process.
+        """
         t, row = result.round, {}
         if processes.first():
             info = {k: v for k, v in result.info.items() if k not in ("finite", "clients/rejected")}
@@ -333,6 +338,8 @@ class Training:
                 "time/round_ms": round(round_ms, 3),
             }
         self.pending = Evaluation(self.plan.problem, t, result.state.x, row)
+        if self.simulator.devices > 1 and jax.default_backend() == "cpu":
+            self._settle()
 
     def _settle(self) -> None:
         """Waits for the evaluation that is under way, if any, and logs its row."""

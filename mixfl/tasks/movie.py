@@ -24,6 +24,7 @@ from mixfl.data.synthetic.ratings import ratings
 from mixfl.errors import MixflError, unknown
 from mixfl.problem import Central, Federated, Problem
 from mixfl.tasks import key
+from mixfl.tasks.chunks import over_chunks
 from mixfl.tasks.options import check
 
 SPLITS = ("test", "validation")
@@ -262,11 +263,12 @@ class Evaluation:
     def _over_all(self, function) -> list[float]:
         """Means over all examples of what `function` gives for a chunk of them."""
         n = len(self.examples["movie"])
-        found = []
-        for start in range(0, n, EVAL_CHUNK):
-            rows = np.minimum(np.arange(start, start + EVAL_CHUNK), n - 1)  # one shape: one program
-            values = function({k: a[rows] for k, a in self.examples.items()})
-            found.append([np.asarray(v)[: n - start].sum(dtype=np.float64) for v in values])
+
+        def chunk(rows):
+            values = function({k: a[np.minimum(rows, n - 1)] for k, a in self.examples.items()})
+            return [np.asarray(v)[rows < n].sum(dtype=np.float64) for v in values]
+
+        found = over_chunks(chunk, n, EVAL_CHUNK)
         return [float(total) / n for total in np.sum(found, axis=0)]
 
     def _chunk(self, params, batch, margin):

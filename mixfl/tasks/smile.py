@@ -19,6 +19,7 @@ from mixfl.data.synthetic.faces import faces
 from mixfl.errors import MixflError, unknown
 from mixfl.problem import Central, Federated, Problem
 from mixfl.tasks import key
+from mixfl.tasks.chunks import over_chunks
 from mixfl.tasks.options import check
 
 INPUTS = ("standardized", "central", "unit")
@@ -163,12 +164,12 @@ class Evaluation:
 
     def __call__(self, params) -> dict[str, float]:
         n = len(self.examples)
-        found = []
-        for start in range(0, n, EVAL_CHUNK):
-            rows = np.minimum(np.arange(start, start + EVAL_CHUNK), n - 1)  # one shape: one program
-            z = self.logits(params, self.examples.take(rows)["image"])
-            found.append(np.asarray(z)[: n - start])
-        z = np.concatenate(found).astype(np.float64)
+
+        def chunk(rows):
+            images = self.examples.take(np.minimum(rows, n - 1))["image"]
+            return np.asarray(self.logits(params, images))
+
+        z = np.concatenate(over_chunks(chunk, n, EVAL_CHUNK))[:n].astype(np.float64)
         losses = np.logaddexp(0, z) - self.labels * z
         smiling = self.labels == 1
         return {

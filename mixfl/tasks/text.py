@@ -18,6 +18,7 @@ from mixfl.data.synthetic.text import texts
 from mixfl.errors import MixflError, unknown
 from mixfl.problem import Central, Federated, Problem
 from mixfl.tasks import char_model, key
+from mixfl.tasks.chunks import over_chunks
 from mixfl.tasks.options import check
 from mixfl.tasks.vocabulary import FILE, TFF, UNKNOWN, Vocabulary
 
@@ -155,14 +156,14 @@ class Evaluation:
         return found
 
     def _total(self, params, examples: Examples) -> np.ndarray:
-        total = np.zeros(3)
         n = len(examples)
-        for start in range(0, n, EVAL_CHUNK):
-            rows = np.arange(start, start + EVAL_CHUNK)  # one shape: one program
+
+        def chunk(rows):
             text = examples.take(np.minimum(rows, n - 1))["text"]
             text[rows >= n] = 0
-            total += np.asarray(self.sums(params, text), np.float64)
-        return total
+            return np.asarray(self.sums(params, text), np.float64)
+
+        return sum(over_chunks(chunk, n, EVAL_CHUNK), np.zeros(3))
 
 
 def sums(params, text, table):
