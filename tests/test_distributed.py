@@ -84,6 +84,7 @@ def test_two_processes_equal_one(tmp_path):
             np.testing.assert_allclose(array, one[leaf], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_ended_in_whatever_way_they_resume_to_the_same_bits(tmp_path):
     keys = {"devices": 2, "cohort_chunk": 5}
     setting = [text for k, v in keys.items() for text in ("--set", f"{k}={v}")]
