@@ -139,8 +139,8 @@ def first_layers(term: Federated, x, rows: int) -> dict[str, Layer]:
 
 
 def pays(layer: Layer, steps: int) -> bool:
-    """Whether it is faster than the plain way: the Gram matrices grow with the square of a
-    client's inputs. Measured, see docs/simulator.md."""
+    """Whether it is likely to be faster than the plain way: the Gram matrices grow with the square
+    of a client's inputs."""
     return steps * layer.rows <= 2 * layer.width
 
 

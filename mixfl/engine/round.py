@@ -1,7 +1,8 @@
 """One compiled program per round.
 
 Scan over the clients of a population with the sums in the carry: neither the clients' models
-nor their changes are ever stacked (on a CPU, batched products of per-client weights are slow).
+nor their changes are stacked (on a CPU, batched products of per-client weights are slow), but for
+small ones, which train in groups.
 With several devices each scans over its part of the cohort, and the sums are added up.
 
 A client whose update is not finite must not reach the sums. Looking at every update costs a
