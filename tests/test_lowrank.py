@@ -14,6 +14,7 @@ import mixfl
 from mixfl import lowrank
 from mixfl.algorithms import ALGORITHMS
 from mixfl.engine import Simulator
+from mixfl.engine.round import group_size
 
 WIDTH = 4
 MIXED = ("fedavg", "pt", "1wgt", "2wgt", "pretrain")
@@ -113,12 +114,15 @@ def test_it_follows_the_reference(name, steps):
     ids=str,
 )
 def test_low_rank_is_plain(name, variant):
-    agree(problem(), name, settings(rounds=4, **variant), tolerance=1e-4)
+    simulator, _ = agree(problem(), name, settings(rounds=4, **variant), tolerance=1e-4)
+    assert simulator.low_rank == {"federated": ["hidden/w"]}
 
 
 def test_a_large_rest_is_scanned(monkeypatch):
     monkeypatch.setattr("mixfl.engine.round.SMALL_MODEL", 0)
-    agree(problem(), "2wgt", settings(rounds=4), tolerance=1e-4)
+    simulator, last = agree(problem(), "2wgt", settings(rounds=4), tolerance=1e-4)
+    clients = next(iter(simulator.feeder.pieces(simulator.at(0), 0))).clients[0]
+    assert group_size(len(clients.batches.mask), last.state.x, clients.rows) == 1
 
 
 def turned(params, batch):
@@ -138,7 +142,8 @@ def in_jit(params, batch):
 @pytest.mark.parametrize("loss", [turned, in_jit])
 def test_it_is_found_however_it_is_written(loss):
     start = lambda key: {"w": jax.random.normal(key, (WIDTH, DIM))}  # noqa: E731
-    agree(problem(loss, start), "1wgt", settings(rounds=3))
+    simulator, _ = agree(problem(loss, start), "1wgt", settings(rounds=3))
+    assert simulator.low_rank == {"federated": ["w"]}
 
 
 def test_it_is_found_in_flax():

@@ -35,25 +35,15 @@ def cohort_rows(seed, round, population, clients, first, sizes, steps, batch):
     size = steps * batch
     rows = np.empty((len(clients), size), np.int64)
     held = np.minimum(sizes, size)
-    words = np.array([*_words(seed), *_words(round), ORDER, population, 0], np.uint32)
     for i, client in enumerate(clients):
-        words[-1] = client  # the same generator as of the list of numbers, but made faster
-        rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence(words)))
         n = held[i]
-        rows[i, :n] = rng.permutation(sizes[i])[:n]
+        order = generator(seed, round, ORDER, population, client).permutation(sizes[i])
+        rows[i, :n] = order[:n]
         if n < size:
             rows[i, n:] = np.resize(rows[i, (n - 1) // batch * batch : n], size - n)
     rows += np.asarray(first)[:, None]
     mask = np.arange(size) < held[:, None]
     return rows.reshape(-1, steps, batch), mask.reshape(-1, steps, batch).astype(np.float32)
-
-
-def _words(number: int) -> list[int]:
-    """A number as NumPy's seeds have it: 32 bits at a time, the lowest first."""
-    words = [number & 0xFFFFFFFF]
-    while number := number >> 32:
-        words.append(number & 0xFFFFFFFF)
-    return words
 
 
 def drawn_rows(rng: np.random.Generator, n: int, steps: int, batch: int) -> np.ndarray:

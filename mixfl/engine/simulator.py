@@ -1,6 +1,5 @@
 """The loop over rounds: feeds the compiled round, keeps one round in flight."""
 
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -11,17 +10,19 @@ import jax
 import numpy as np
 
 from mixfl.algorithm import Algorithm
-from mixfl.engine import processes
+from mixfl.engine.choices import (
+    choose_devices,
+    low_rank_layers,
+    model_shapes,
+    row_sparse_tables,
+)  # fmt: skip
 from mixfl.engine.feeding import Feeder, Prefetch
 from mixfl.engine.round import Round
 from mixfl.errors import MixflError
-from mixfl.lowrank import first_layers, pays
-from mixfl.optimizers import make
 from mixfl.problem import Params, Problem
 from mixfl.settings import Settings
-from mixfl.sparse import restrict, row_sparse, tables, why_dense
+from mixfl.sparse import restrict, row_sparse
 
-LARGE_PARAMETER = 2**20  # numbers; measured, see docs/simulator.md
 LONG_ROUND = 32  # chunks of central batches in a round from which on it tells its progress
 
 
@@ -57,12 +58,13 @@ class Simulator:
 
     def __init__(self, problem: Problem, algorithm: Algorithm, s: Settings):
         self.problem, self.s = problem, s
-        self.devices = choose_devices(problem, algorithm, s)
-        self.tables = row_sparse_tables(problem, algorithm, s)
+        x = model_shapes(problem)
+        self.devices = choose_devices(x, algorithm, s)
+        self.tables = row_sparse_tables(problem, x, algorithm, s)
         self.algorithm = row_sparse(algorithm, problem, s, self.tables)
         own = (jax.process_index(), jax.process_count())
         self.feeder = Feeder(problem, s, self.devices, self.tables, own)
-        self.low_rank = low_rank_layers(problem, algorithm, s, self.feeder)
+        self.low_rank = low_rank_layers(problem, x, algorithm, s, self.feeder)
         self.feeder.check_draws(self.at(0))
         self.programs: dict[Algorithm, Round] = {}
         self.bytes: dict[Algorithm, list[tuple]] = {}
@@ -92,9 +94,8 @@ class Simulator:
     def program(self, algorithm: Algorithm) -> Round:
         if algorithm not in self.programs:
             tell = self._chunk_done if self.long(algorithm) else None
-            layers = self.low_rank if algorithm.feed.own else {}
             self.programs[algorithm] = Round(
-                algorithm, self.problem, self.devices, tell, layers, self.tables
+                algorithm, self.problem, self.devices, tell, self.low_rank, self.tables
             )
         return self.programs[algorithm]
 
@@ -234,44 +235,6 @@ class Simulator:
         return found
 
 
-def row_sparse_tables(problem: Problem, algorithm: Algorithm, s: Settings) -> dict:
-    """Per population's name, the tables of which its clients get only their rows."""
-    if not any(t.rows for t in problem.populations):
-        if s.tables == "rows":
-            raise MixflError("tables = rows, but no term marks a table (rows=... of Federated).")
-        return {}
-    if why_dense(algorithm, s):
-        return {}
-    try:
-        x = jax.eval_shape(problem.init, jax.random.key(0))
-    except Exception:  # the preflight says what is wrong with it
-        return {}
-    return {term.name: tables(term, x) for term in problem.populations}
-
-
-def low_rank_layers(problem: Problem, algorithm: Algorithm, s: Settings, feeder: Feeder) -> dict:
-    """Per population's name, the weights that clients train in the low-rank form."""
-    if s.first_layer == "plain" or not algorithm.feed.clients:
-        return {}
-    found: dict[str, list[str]] = {}
-    exact = algorithm.feed.own and make(s.client_opt, s.client_lr).plain
-    for term, rows, steps in zip(problem.populations, feeder.batch, feeder.steps, strict=True):
-        try:
-            layers = first_layers(term, jax.eval_shape(problem.init, jax.random.key(0)), rows)
-        except Exception:  # the preflight says what is wrong with it
-            continue
-        wanted = [n for n, v in layers.items() if s.first_layer == "low-rank" or pays(v, steps)]
-        if exact and wanted:
-            found[term.name] = wanted
-    if s.first_layer == "low-rank" and not found:
-        raise MixflError(
-            "first_layer = low-rank, but no loss has a dense layer on raw inputs whose weights are "
-            "used nowhere else, or the clients' steps are not plain SGD on their own loss. Set "
-            "first_layer = auto."
-        )
-    return found
-
-
 def _bytes(tree) -> int:
     return sum(int(np.prod(a.shape)) * a.dtype.itemsize for a in jax.tree.leaves(tree))
 
@@ -291,35 +254,3 @@ def check_params(x: Params) -> None:
             raise MixflError(f"init returned {name} with NaN or infinite values.")
     if not jax.tree.leaves(x):
         raise MixflError("init returned no parameters.")
-
-
-def choose_devices(problem: Problem, algorithm: Algorithm, s: Settings) -> int:
-    """The devices that share a cohort. Where `auto` on a CPU: one (of each process) for models
-    with large products, which use all cores by themselves, and where there are no clients;
-    otherwise all."""
-    available, count = processes.available(), jax.process_count()
-    if s.devices == "auto":
-        if jax.default_backend() != "cpu":
-            return available
-        small = largest_parameter(problem) < LARGE_PARAMETER
-        return available if small and algorithm.feed.clients else count
-    if s.devices % count:
-        raise MixflError(
-            f"devices = {s.devices}, but there are {count} processes: give a multiple of {count} "
-            "(of each process as many are used)."
-        )
-    if s.devices > available:
-        raise MixflError(
-            f"devices = {s.devices}, but JAX has {available}. On a CPU, as many as wanted are made "
-            "by the command line, or by jax.config.update('jax_num_cpu_devices', n) at the start "
-            f"of a program ({os.cpu_count()} cores here)."
-        )
-    return s.devices
-
-
-def largest_parameter(problem: Problem) -> int:
-    try:
-        x = jax.eval_shape(problem.init, jax.random.key(0))
-        return max(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(x))
-    except Exception:  # the preflight says what is wrong with it
-        return LARGE_PARAMETER

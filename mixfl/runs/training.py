@@ -1,13 +1,8 @@
 """Training from beginning to end: evaluate, log, save, survive."""
 
 import contextlib
-import math
-import os
-import signal
-import threading
 import time
-import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,13 +13,16 @@ import numpy as np
 from mixfl.algorithm import Recipe
 from mixfl.algorithms import recipe as find_recipe
 from mixfl.engine import RoundResult, processes
-from mixfl.engine.preflight import attempt, preflight
+from mixfl.engine.preflight import preflight
 from mixfl.errors import Diverged, Interrupted, MixflError
 from mixfl.problem import Params, Problem
+from mixfl.runs.alike import check_alike
 from mixfl.runs.checkpoint import Checkpoints
 from mixfl.runs.config import Plan, to_toml
 from mixfl.runs.directory import Events, RunDirectory, load_model, read_metrics, read_status
+from mixfl.runs.evaluation import Evaluation, evaluated, number, one_copy
 from mixfl.runs.progress import Quiet, reporter
+from mixfl.runs.stopping import stop_requested
 from mixfl.settings import KEYS, Settings, check_keys
 from mixfl.sparse import why_dense
 
@@ -95,35 +93,6 @@ def run(plan: Plan, out: Path | None, resume: bool, report: Quiet, label: str = 
             return Result(params, rows, config, rows[-1]["clients/rejected"] if rows else 0)
         training = Training(plan, simulator, config, out, directory, report, stack, before)
         return training.run(label)
-
-
-def check_alike(problem: Problem, config: dict[str, Any]) -> None:
-    """Several processes must have the same settings and data; where the data lies is their own."""
-    if jax.process_count() == 1:
-        return
-    own = {k: v for k, v in config.items() if k != "data"} | {"task": Path(config["task"]).name}
-    for term in problem.terms:
-        if term.examples is not None:
-            some = term.examples.take(np.linspace(0, len(term.examples) - 1, 16).astype(np.int64))
-            parts = [len(term.examples), *(zlib.crc32(a.tobytes()) for a in some.values())]
-            own[f"the data of '{term.name}'"] = parts
-    for term in problem.populations:
-        own[f"the clients of '{term.name}'"] = zlib.crc32(
-            np.asarray(term.clients.offsets).tobytes()
-        )
-    with processes.Together():
-        expected, *others = processes.gather(own)
-        for i, found in enumerate(others, 1):
-            changed = [
-                f"{k}: {found.get(k, 'unset')} and not {expected.get(k, 'unset')}"
-                for k in sorted({*found, *expected})
-                if found.get(k) != expected.get(k)
-            ]
-            if changed:
-                raise MixflError(
-                    f"process {i} has other settings or data than process 0 "
-                    f"({'; '.join(changed)}): start all processes with the same command."
-                )
 
 
 class Training:
@@ -329,7 +298,7 @@ class Training:
         t, row = result.round, {}
         if processes.first():
             info = {k: v for k, v in result.info.items() if k not in ("finite", "clients/rejected")}
-            row = {k: _number(v, k) for k, v in info.items()}
+            row = {k: number(v, k) for k, v in info.items()}
             down, up = self.simulator.message_bytes(t - 1)
             row |= {
                 "clients/rejected": self.rejected,
@@ -381,85 +350,3 @@ class Training:
         if self.rejected:
             self.report.note(f"{self.rejected} client updates were not finite and were left out")
         return Result(params, self.rows, self.config, self.rejected)
-
-
-class Evaluation:
-    """A model being evaluated, in a thread of its own and by process 0. The rest of its `row` is
-    known already."""
-
-    def __init__(self, problem: Problem, round: int, x: Params, row: dict[str, Any]):
-        self.round, self.row = round, row
-        self.found: dict[str, float | None] = {}
-        self.error: BaseException | None = None
-        # A second Ctrl-C does not wait for it.
-        if processes.first():
-            args = (problem, one_copy(x))
-            self.thread = threading.Thread(target=self._run, args=args, daemon=True)
-            self.thread.start()
-
-    def _run(self, problem: Problem, x: Params) -> None:
-        try:
-            self.found = evaluated(problem, x)
-        except BaseException as error:  # raised by `result`
-            self.error = error
-
-    @property
-    def done(self) -> bool:
-        return not self.thread.is_alive()
-
-    def result(self) -> dict[str, float | None]:
-        self.thread.join()
-        if self.error is not None:
-            raise self.error
-        return self.found
-
-
-def one_copy(x: Params) -> Params:
-    """A model's copy, for the next round uses up what it is given. On one device, and bound to it
-    always: all devices would do the same work, and for arrays that are bound or not JAX compiles
-    twice."""
-    copy = jax.tree.map(lambda a: jax.numpy.array(a.addressable_data(0), copy=True), x)
-    return jax.device_put(copy, jax.local_devices()[0])
-
-
-def evaluated(problem: Problem, x: Params) -> dict[str, float | None]:
-    """What the problem's `evaluate` says of x, as keys of metrics.jsonl."""
-    if problem.evaluate is None:
-        return {}
-    found = attempt("evaluate", lambda: problem.evaluate(x))  # type: ignore[misc]
-    if not isinstance(found, Mapping):
-        raise MixflError(f"evaluate returned {found!r}: expected a dict of numbers.")
-    return {f"eval/{key}": _number(value, key) for key, value in found.items()}
-
-
-def _number(value: Any, key: str) -> float | None:
-    """A float for JSON, which knows no NaN."""
-    try:
-        value = float(value)
-    except (TypeError, ValueError):
-        raise MixflError(
-            f"evaluate returned {key} = {value!r}: expected a dict of numbers."
-        ) from None
-    return value if math.isfinite(value) else None
-
-
-@contextlib.contextmanager
-def stop_requested() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C and SIGTERM ask the loop to save and stop; a second one stops at once."""
-    asked = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield asked.is_set
-        return
-
-    def handler(number, frame):
-        if asked.is_set():
-            raise KeyboardInterrupt
-        asked.set()
-        os.write(2, b"\nstopping after this round; Ctrl-C again stops at once\n")
-
-    before = {n: signal.signal(n, handler) for n in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield asked.is_set
-    finally:
-        for number, old in before.items():
-            signal.signal(number, old)

@@ -1,0 +1,85 @@
+"""What the simulator chooses where the settings say `auto`: devices, tables, first layers."""
+
+import os
+
+import jax
+
+from mixfl.algorithm import Algorithm
+from mixfl.engine import processes
+from mixfl.engine.feeding import Feeder
+from mixfl.errors import MixflError
+from mixfl.lowrank import first_layers, pays
+from mixfl.optimizers import make
+from mixfl.problem import Params, Problem
+from mixfl.settings import Settings
+from mixfl.sparse import tables, why_dense
+
+LARGE_PARAMETER = 2**20  # numbers; measured, see docs/simulator.md
+
+
+def model_shapes(problem: Problem) -> Params | None:
+    """None if init can't tell: the preflight says what is wrong with it."""
+    try:
+        return jax.eval_shape(problem.init, jax.random.key(0))
+    except Exception:
+        return None
+
+
+def row_sparse_tables(problem: Problem, x: Params, algorithm: Algorithm, s: Settings) -> dict:
+    """Per population's name, the tables of which its clients get only their rows."""
+    if not any(t.rows for t in problem.populations):
+        if s.tables == "rows":
+            raise MixflError("tables = rows, but no term marks a table (rows=... of Federated).")
+        return {}
+    if why_dense(algorithm, s) or x is None:
+        return {}
+    return {term.name: tables(term, x) for term in problem.populations}
+
+
+def low_rank_layers(
+    problem: Problem, x: Params, algorithm: Algorithm, s: Settings, feeder: Feeder
+) -> dict:
+    """Per population's name, the weights that clients train in the low-rank form."""
+    if s.first_layer == "plain" or not algorithm.feed.clients:
+        return {}
+    found: dict[str, list[str]] = {}
+    exact = algorithm.feed.own and make(s.client_opt, s.client_lr).plain
+    for term, rows, steps in zip(problem.populations, feeder.batch, feeder.steps, strict=True):
+        try:
+            layers = first_layers(term, x, rows)
+        except Exception:  # the preflight says what is wrong with the loss
+            continue
+        wanted = [n for n, v in layers.items() if s.first_layer == "low-rank" or pays(v, steps)]
+        if exact and wanted:
+            found[term.name] = wanted
+    if s.first_layer == "low-rank" and not found:
+        raise MixflError(
+            "first_layer = low-rank, but no loss has a dense layer on raw inputs whose weights are "
+            "used nowhere else, or the clients' steps are not plain SGD on their own loss. Set "
+            "first_layer = auto."
+        )
+    return found
+
+
+def choose_devices(x: Params, algorithm: Algorithm, s: Settings) -> int:
+    """The devices that share a cohort. Where `auto` on a CPU: one (of each process) for models
+    with large products, which use all cores by themselves, and where there are no clients;
+    otherwise all."""
+    available, count = processes.available(), jax.process_count()
+    if s.devices == "auto":
+        if jax.default_backend() != "cpu":
+            return available
+        small = x is not None and all(p.size < LARGE_PARAMETER for p in jax.tree.leaves(x))
+        return available if small and algorithm.feed.clients else count
+    if s.devices % count:
+        raise MixflError(
+            f"devices = {s.devices}, but there are {count} processes: give a multiple of {count} "
+            "(of each process as many are used)."
+        )
+    if s.devices > available:
+        raise MixflError(
+            f"devices = {s.devices}, but JAX has {available}. On a CPU, as many as wanted are made "
+            "by the command line, or by jax.config.update('jax_num_cpu_devices', n) at the start "
+            f"of a program ({os.cpu_count()} cores here)."
+        )
+    return s.devices
