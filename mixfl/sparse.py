@@ -118,12 +118,16 @@ def renumber(data: Mapping[str, np.ndarray], marked: Mapping[str, Table], most: 
         local = np.empty(values.shape, np.int32)
         place = np.empty(table.rows, np.int32)  # only entries just written are read
         order = np.arange(values.shape[1], dtype=np.int32)
-        for i, v in enumerate(values):
+        # Used again for each client: memory is asked for under a lock that the round takes too.
+        v, last = np.empty(order.shape, np.intp), np.empty(order.shape, bool)
+        for i in range(clients):
+            v[:] = values[i]
             place[v] = order
-            distinct = v[place[v] == order]  # a row where it stands last
+            np.equal(np.take(place, v, out=local[i], mode="clip"), order, out=last)
+            distinct = v[last]  # a row where it stands last
             own[i, : len(distinct)] = distinct
             place[distinct] = order[: len(distinct)]
-            local[i] = place[v]
+            np.take(place, v, out=local[i], mode="clip")
         at = 0
         for column, flat in zip(table.columns, columns, strict=True):
             part = local[:, at : at + flat.shape[1]]

@@ -69,6 +69,26 @@ def test_the_hinge_loss_uses_only_the_rows_that_the_data_names(small):
     )
 
 
+def test_the_product_has_the_slopes_of_an_ordinary_one():
+    rng = np.random.default_rng(0)
+    x, w, v = (rng.normal(size=s).astype(np.float32) for s in [(3, 5, 4), (3, 4, 2), (3, 4, 2)])
+
+    def curvature(product):  # along v, for each of a group
+        def value(x, w):
+            return jnp.sum(jnp.sin(product(x, w)))
+
+        def along(x, w, v):
+            return jnp.vdot(jax.grad(value, argnums=1)(x, w), v)
+
+        return jax.vmap(jax.value_and_grad(along, argnums=(0, 1)))(x, w, v)
+
+    for ours, plain in zip(
+        jax.tree.leaves(curvature(movie.product)), jax.tree.leaves(curvature(jnp.matmul)),
+        strict=True,
+    ):  # fmt: skip
+        np.testing.assert_allclose(ours, plain, rtol=1e-5, atol=1e-5)
+
+
 def test_spreadout_is_the_double_sum_over_all_pairs_of_movies():
     x = model(movies=30)
     u = unit(x["movies"][1:31])

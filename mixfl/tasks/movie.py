@@ -182,12 +182,26 @@ def unit(vectors):
     return vectors * jax.lax.rsqrt(jnp.sum(vectors**2, axis=-1, keepdims=True) + EPSILON)
 
 
+@jax.custom_vjp
+def product(x, w):
+    """x @ w. XLA is several times slower at many small products x'g than at x @ g: for a group of
+    clients, the weights' gradients would take a third of the time. So x is turned first, behind a
+    barrier that keeps the two from being made into one."""
+    return x @ w
+
+
+product.defvjp(
+    lambda x, w: (x @ w, (x, w)),
+    lambda kept, g: (g @ kept[1].T, jax.lax.optimization_barrier(kept[0].T) @ g),
+)
+
+
 def left_tower(layer, context, length):
     """From the context's embeddings [n, 10, d], of which the first `length` count: [n, d]."""
     counts = jnp.arange(context.shape[1]) < length[:, None]  # [n, 10]
     total = jnp.sum(jnp.where(counts[..., None], context, 0), axis=1)
     mean = total / jnp.maximum(length, 1)[:, None]
-    return unit(jax.nn.relu(mean @ layer["w"] + layer["b"]))
+    return unit(jax.nn.relu(product(mean, layer["w"]) + layer["b"]))
 
 
 def hinge_loss(params, batch, margin):
