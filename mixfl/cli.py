@@ -214,6 +214,41 @@ def costs(task, preset, data, assignments, as_json):
         click.echo(line)
 
 
+NUMBER = dict(type=float, metavar="X")
+
+
+@cli.command()
+@click.option("--beta", required=True, **NUMBER, help="Smoothness of each term of the loss.")
+@click.option("--mu", default=0.0, **NUMBER, help="Strong convexity of each term; 0: none.")
+@click.option("--sigma2", required=True, **NUMBER, help="Variance of a client's batch gradient.")
+@click.option("--sigma-c2", required=True, **NUMBER, help="Variance of a central batch gradient.")
+@click.option("--sigma-f2", default=0.0, **NUMBER, help="Variance between the clients' gradients.")
+@click.option("--G2", "G2", default=0.0, **NUMBER, help="G^2, the terms' dissimilarity.")
+@click.option("--B2", "B2", default=1.0, **NUMBER, help="B^2, the same, relative.")
+@click.option("--K", "K", required=True, type=int, metavar="N", help="Local steps, at least 2.")
+@click.option("--S", "S", required=True, type=int, metavar="N", help="Clients per round.")
+@click.option("--D2", "D2", **NUMBER, help="||x0 - x*||^2, for the convex bounds.")
+@click.option("--F", "F", **NUMBER, help="f(x0) - f(x*), for the nonconvex bounds.")
+@click.option("--epsilon", required=True, **NUMBER, help="Error to reach.")
+@click.option("--eta-s", default=1.0, show_default=True, **NUMBER, help="Server learning rate.")
+@click.option("--eta-m", default=1.0, show_default=True, **NUMBER, help="Merge learning rate.")
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+def bounds(as_json, **symbols):
+    """The paper's bounds: rounds to an error, largest steps, conditions (docs/theory.md)."""
+    import json
+
+    from mixfl.experiments import bounds as table
+
+    entries = table.bounds(**symbols)
+    if as_json:
+        click.echo(json.dumps(table.as_json(entries), indent=2))
+        return
+    for title, header, rows in table.tables(entries):
+        print_table(header, rows, title=title)
+    for line in table.notes(entries):
+        click.echo(line)
+
+
 @cli.command()
 @click.argument("task", required=False)
 def keys(task):

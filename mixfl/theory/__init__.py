@@ -1,0 +1,1 @@
+"""What the paper proves: bounds on rounds and errors, limits of the learning rates."""
