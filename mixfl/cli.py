@@ -214,7 +214,7 @@ def costs(task, preset, data, assignments, as_json):
         click.echo(line)
 
 
-NUMBER = dict(type=float, metavar="X")
+NUMBER: dict = dict(type=float, metavar="X")
 
 
 @cli.command()

@@ -84,7 +84,7 @@ def tables(entries: list[Entry]) -> list[tuple[str, list[str], list[list[str]]]]
 def notes(entries: list[Entry]) -> list[str]:
     found = [
         f"1-w GT, {e.convexity}, with the proof's constants and a tuned step: "
-        f"{_short(e.explicit_rounds)} rounds suffice."
+        f"{e.explicit_rounds} rounds suffice."
         for e in entries
         if e.explicit_rounds is not None
     ]
