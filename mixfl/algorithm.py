@@ -111,7 +111,7 @@ class Recipe:
         return self.make(problem, settings)
 
 
-RUN_KEYS = frozenset({"rounds", "seed", "eval_every", "checkpoint_every", "devices"})
+RUN_KEYS = frozenset({"rounds", "seed", "eval_every", "checkpoint_every", "devices", "measure"})
 CLIENT_KEYS = frozenset(
     {"cohort_size", "client_batch", "local_steps", "client_lr", "client_opt", "weighting",
      "cohort_chunk", "server_lr", "server_opt", "w_f", "tables", "first_layer"}

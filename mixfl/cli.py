@@ -51,11 +51,11 @@ SHARED = [
 ]  # fmt: skip
 
 
-def by_hand(rounds, seed, assignments) -> dict:
+def by_hand(rounds, seed, assignments, measure=None) -> dict:
     from mixfl.runs.given import parse_assignments
 
     given = parse_assignments(assignments)
-    for key, value in (("rounds", rounds), ("seed", seed)):
+    for key, value in (("rounds", rounds), ("seed", seed), ("measure", measure)):
         if value is not None:
             if key in given:
                 raise MixflError(f"{key} is given by --{key} and by --set: leave one out.")
@@ -79,14 +79,17 @@ def check_names(task, algorithms) -> None:
     click.option("--algorithm", metavar="ID", help=f"One of {NAMES}."),
     click.option("--config", type=click.Path(path_type=Path), metavar="FILE",
                  help="A config.toml, as a run's folder holds it: repeats that run."),
+    click.option("--measure", metavar="WHAT",
+                 help="dissimilarity: G~^2 and B~^2 with each evaluation (theory/g2, theory/b2)."),
 )  # fmt: skip
 def run(
-    task, algorithm, config, preset, rounds, seed, out, data, assignments, resume, distributed
+    task, algorithm, config, measure, preset, rounds, seed, out, data, assignments, resume,
+    distributed,
 ):  # fmt: skip
     """Train TASK with one algorithm."""
     from mixfl.runs.given import read_config
 
-    given = by_hand(rounds, seed, assignments)
+    given = by_hand(rounds, seed, assignments, measure)
     head, keys = read_config(config) if config is not None else ({}, {})
     task = task or head.get("task")
     algorithm = algorithm or head.get("algorithm")
@@ -276,6 +279,111 @@ def keys(task):
         ]
         print_table(["key", "default", "preset cpu", "meaning"], rows, title=f"keys of {task}")
         click.echo(f"presets: {', '.join(found.presets)} (cpu if none is given)")
+
+
+@cli.command()
+@click.argument("task")
+@click.option("--preset", metavar="P", help="Settings from a file: paper, cpu or demo.")
+@click.option("--data", metavar="DIR", help="Prepared data; without it, synthetic data.")
+@click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Any key.")
+@click.option(
+    "--budget",
+    type=click.FloatRange(min=1),
+    default=120,
+    show_default=True,
+    metavar="SECONDS",
+    help="About how long it may take.",
+)
+@click.option(
+    "--target",
+    type=click.FloatRange(min=0, max=1, min_open=True, max_open=True),
+    default=0.1,
+    show_default=True,
+    metavar="PART",
+    help="The aim: this part of the first error f - f*.",
+)
+@click.option(
+    "--split",
+    "column",
+    metavar="COLUMN",
+    help="Would it pay to divide a population by what its clients have in this column?",
+)
+@click.option(
+    "--out",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="Folder for a page with the curves (runs/diagnose-TASK).",
+)
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+def diagnose(task, preset, data, assignments, budget, target, column, out, as_json):
+    """Measure TASK, and say which algorithm fits, with which settings, and why."""
+    import json
+
+    from mixfl.runs.given import parse_assignments
+    from mixfl.runs.progress import steps
+
+    given = parse_assignments(assignments)
+    check_names(task, [])
+    click.echo(f"Measuring {task}: about {budget:.0f} s (--budget), and compilation.", err=True)
+    start_jax(given)
+    from mixfl.experiments.diagnose import Verdict
+
+    with steps() as report:
+        verdict = Verdict(task, preset, data, given, target, budget, column, report)
+    out = out or Path("runs") / f"diagnose-{verdict.problem.name}"
+    page = verdict.save(out)
+    if as_json:
+        click.echo(json.dumps(verdict.as_json(), indent=2))
+        return
+    for line in verdict.lines():
+        click.echo(line)
+    click.echo(f"\nPage with the curves: {page}")
+
+
+@cli.command()
+@click.argument("task")
+@click.option("--preset", metavar="P", help="Settings from a file: paper, cpu or demo.")
+@click.option("--rounds", type=click.IntRange(min=1), default=100, show_default=True, metavar="N")
+@click.option(
+    "--simulations",
+    type=click.IntRange(min=1),
+    default=5,
+    show_default=True,
+    metavar="N",
+    help="With seeds one apart.",
+)
+@click.option("--data", metavar="DIR", help="Prepared data; without it, synthetic data.")
+@click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Any key.")
+@click.option(
+    "--out",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="Folder for the curves (runs/dissimilarity-TASK).",
+)
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+def dissimilarity(task, preset, rounds, simulations, data, assignments, out, as_json):
+    """Measure how much the gradients of TASK's terms differ, by the paper's protocol."""
+    import json
+
+    from mixfl.runs.given import parse_assignments
+    from mixfl.runs.progress import steps
+
+    given = parse_assignments(assignments)
+    check_names(task, [])
+    start_jax(given)
+    from mixfl.experiments import dissimilarity as protocol
+
+    with steps() as report:
+        curves = protocol.dissimilarity(task, preset, data, given, rounds, simulations, report)
+    out = out or Path("runs") / f"dissimilarity-{curves.task}"
+    plot = protocol.save(curves, out)
+    if as_json:
+        click.echo(json.dumps(protocol.as_json(curves)))
+        return
+    print_table(
+        *protocol.rows(curves), title=f"K = 1, {simulations} simulations of {rounds} rounds"
+    )
+    click.echo(f"Plot: {plot}")
 
 
 @cli.command()

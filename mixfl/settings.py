@@ -12,6 +12,7 @@ Auto = Literal["auto"]
 WEIGHTINGS = ("examples", "steps", "uniform")
 TABLES = ("auto", "rows", "dense")
 FIRST_LAYERS = ("auto", "low-rank", "plain")
+MEASURES = ("none", "dissimilarity")
 LARGEST = {int: 2**63 - 1, float: sys.float_info.max}
 
 
@@ -66,6 +67,9 @@ class Settings:
         "auto", "rounds of `central` before `fedavg`; auto: half", kind=int, least=0, auto=True
     )
     eval_every: int = key(10, "rounds between evaluations", kind=int, least=1)
+    measure: str = key(
+        "none", "measured with each evaluation: dissimilarity (theory/g2, theory/b2)", kind=str
+    )
     checkpoint_every: int = key(50, "rounds between checkpoints", kind=int, least=1)
     cohort_chunk: int | Auto = key(
         "auto", "clients held in memory at once; auto: 256 MB of them", kind=int, least=1,
@@ -88,6 +92,8 @@ class Settings:
             raise unknown("value of tables", self.tables, TABLES)
         if self.first_layer not in FIRST_LAYERS:
             raise unknown("value of first_layer", self.first_layer, FIRST_LAYERS)
+        if self.measure not in MEASURES:
+            raise unknown("value of measure", self.measure, MEASURES)
 
     @property
     def eta_c(self) -> float:

@@ -11,6 +11,7 @@ import numpy as np
 from mixfl.engine import processes
 from mixfl.engine.preflight import preflight
 from mixfl.errors import Diverged
+from mixfl.intervals import half_width
 from mixfl.runs.config import Plan
 from mixfl.runs.progress import SHOWN, Quiet, number
 from mixfl.runs.training import run
@@ -66,14 +67,6 @@ def shown_metrics(outcomes: Sequence[Outcome]) -> list[str]:
     return known or list(dict.fromkeys(k for k in found if k.startswith(("eval/", "train/"))))[:3]
 
 
-def interval(values: np.ndarray) -> float:
-    """Half the width of the 95 % interval of the mean, by Student's t."""
-    from scipy.stats import t
-
-    n = len(values)
-    return float(t.ppf(0.975, n - 1) * values.std(ddof=1) / np.sqrt(n))
-
-
 def rows(outcomes: Sequence[Outcome]) -> tuple[list[str], list[list[str]]]:
     """Header and cells of the table."""
     metrics = shown_metrics(outcomes)
@@ -96,7 +89,7 @@ def rows(outcomes: Sequence[Outcome]) -> tuple[list[str], list[list[str]]]:
             elif len(values) == 1:
                 row.append(number(values[0]))
             else:
-                row.append(f"{number(values.mean())} ± {number(interval(values))}")
+                row.append(f"{number(values.mean())} ± {number(half_width(values))}")
         for key, scale in (("time/round_ms", 1), ("comm/down_bytes", 1e3), ("comm/up_bytes", 1e3)):
             values = o.final(key)
             row.append(f"{values.mean() / scale:.3g}" if len(values) else "-")

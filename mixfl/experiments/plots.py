@@ -61,6 +61,32 @@ def curves(
         figure.suptitle(title, x=0.01, ha="left", fontsize=12)
     rows = -(-len(labels) // 3)
     figure.tight_layout(rect=(0, 0.03 + 0.055 * rows, 1, 1))
+    _save(figure, path)
+
+
+def dissimilarity(
+    rounds: Sequence[int], g2: np.ndarray, b2: np.ndarray, path: Path, title: str = ""
+) -> None:
+    """G~^2 and B~^2 over rounds: each simulation, and the maximum over them."""
+    figure, axes = plt.subplots(1, 2, figsize=(9.6, 3.4))
+    for axis, values, name in ((axes[0], g2, "G"), (axes[1], b2, "B")):
+        values = np.atleast_2d(values)
+        if len(values) > 1:
+            axis.plot(rounds, values.T, color="#0072B2", alpha=0.25, lw=0.8)
+        axis.plot(rounds, values.max(axis=0), color="#0072B2", lw=1.8)
+        axis.set_yscale("log")
+        axis.set_xlabel("round")
+        axis.set_title(rf"$\tilde{{{name}}}_t^2$", loc="left", fontsize=12)
+        axis.grid(alpha=0.25, which="both")
+        axis.spines[["top", "right"]].set_visible(False)
+    if title:
+        figure.suptitle(title, x=0.01, ha="left", fontsize=12)
+    figure.tight_layout()
+    _save(figure, path)
+
+
+def _save(figure, path: Path) -> None:
+    """Whole or not at all."""
     partial = path.with_name("." + path.name)
     figure.savefig(partial, dpi=150, format=path.suffix[1:])
     partial.replace(path)

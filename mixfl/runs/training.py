@@ -25,6 +25,7 @@ from mixfl.runs.progress import Quiet, reporter
 from mixfl.runs.stopping import stop_requested
 from mixfl.settings import KEYS, Settings, check_keys
 from mixfl.sparse import why_dense
+from mixfl.theory.gradients import Gradients
 
 CHECKPOINT_SECONDS = 60  # a checkpoint at least this often, however long the rounds are
 MEETING_SECONDS = 1.0  # between two moments at which several processes ask whether to stop
@@ -107,6 +108,9 @@ class Training:
         # Not finite from the start: what is evaluated is at fault, not the training.
         self.never_finite = {k for k, v in before.items() if v is None}
         self.checkpoints = self.events = None
+        self.gradients = None
+        if self.s.measure == "dissimilarity":
+            self.gradients = Gradients(plan.problem, self.s)
         self.stack = stack
         self.met = (0, time.perf_counter())  # round and time at which the processes met last
         self.meeting = 0  # the round of their next meeting
@@ -295,10 +299,13 @@ class Training:
         that they would wait for each other's sums, and for the evaluation that has the thread of
         one of them; after a while XLA takes them for stuck and ends the process.
         """
-        t, row = result.round, {}
+        t, row, measured = result.round, {}, {}
+        if self.gradients is not None:
+            g2, b2 = self.gradients.dissimilarity(result.state.x, t)
+            measured = {"theory/g2": number(g2, "g2"), "theory/b2": number(b2, "b2")}
         if processes.first():
             info = {k: v for k, v in result.info.items() if k not in ("finite", "clients/rejected")}
-            row = {k: number(v, k) for k, v in info.items()}
+            row = {k: number(v, k) for k, v in info.items()} | measured
             down, up = self.simulator.message_bytes(t - 1)
             row |= {
                 "clients/rejected": self.rejected,

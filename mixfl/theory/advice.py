@@ -1,0 +1,98 @@
+"""Which algorithm fits a measured problem, with which settings, and what would change that."""
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from mixfl.theory.predict import (
+    ALGORITHMS,
+    HORIZON,
+    Prediction,
+    Setup,
+    best,
+    course,
+    errors,
+    steps,
+)  # fmt: skip
+from mixfl.theory.small import Small
+
+# Within so much of the fewest rounds, the algorithm that asks least of clients and server: PT sends
+# no gradient, 1-way needs no training at the server.
+CLOSE = 1.05
+
+
+class Choice(NamedTuple):
+    chosen: Prediction
+    all: list[Prediction]  # each algorithm at its own best learning rate
+    reached: bool  # whether the target is
+
+
+def choose(small: Small, setup: Setup, target: float, horizon: int = HORIZON) -> Choice:
+    found = [best(small, a, setup, target, horizon) for a in names(small)]
+    fewest = min(p.rounds for p in found)
+    if math.isfinite(fewest):
+        chosen = next(p for p in found if p.rounds <= CLOSE * fewest)
+        return Choice(chosen, found, True)
+    found = [closest(small, a, setup, horizon) for a in names(small)]
+    return Choice(min(found, key=lambda p: p.rounds)._replace(rounds=np.inf), found, False)
+
+
+def names(small: Small) -> list[str]:
+    """The algorithms that the problem allows: 1-way needs a central term."""
+    both = len({t.federated for t in small.terms}) == 2
+    return [a for a in ALGORITHMS if a != "1wgt" or both]
+
+
+def closest(small: Small, algorithm: str, setup: Setup, horizon: int) -> Prediction:
+    """With the learning rate whose error at the horizon is least, and that error for rounds."""
+
+    def last(eta: float) -> float:
+        with np.errstate(over="ignore", invalid="ignore"):
+            *_, error = errors(small, course(small, algorithm, setup, eta), min(horizon, 200))
+        return error if math.isfinite(error) else math.inf
+
+    error, eta = min((last(eta), eta) for eta in steps(small, setup, 2.0, 8, 6))
+    return Prediction(algorithm, error, eta)
+
+
+def central_batch(
+    algorithm: str, setup: Setup, v: float, between: float, v_c: float
+) -> tuple[int, int]:
+    """|B_c| by the rubric of Appendix C, S |B_i| (1-way: K S |B_i|), and corrected by the measured
+    variances: so large that the central noise of a round is as large as that of the cohort."""
+    J = 1 if algorithm == "1wgt" else setup.J
+    rubric = setup.S * setup.client_batch * (setup.K if algorithm == "1wgt" else 1)
+    cohort = v / (setup.K * setup.client_batch) + between  # variance of a client's mean gradient
+    if cohort <= 0:
+        return rubric, rubric
+    return rubric, max(1, round(setup.S * v_c / (J * cohort)))
+
+
+def changes(small: Small, setup: Setup, target: float, horizon: int) -> Iterator[tuple[str, str]]:
+    """What would change the verdict: (what, the algorithm then)."""
+    now = choose(small, setup, target, horizon).chosen.algorithm
+    others = [
+        ("local steps K = {K}", dict(K=setup.K * 4, J=setup.J * 4)),
+        ("local steps K = {K}", dict(K=max(1, setup.K // 4), J=max(1, setup.J // 4))),
+        ("{central} central examples a round", dict(central=setup.central * 10)),
+        ("{central} central examples a round", dict(central=max(1, setup.central // 10))),
+        ("a cohort of {S}", dict(S=setup.S * 10)),
+        ("a cohort of {S}", dict(S=max(1, setup.S // 10))),
+    ]
+    seen = set()
+    for words, change in others:
+        other = setup.changed(**change)
+        if other == setup:
+            continue
+        then = choose(small, other, target, horizon).chosen.algorithm
+        what = words.format(**change)
+        if then != now and what not in seen:
+            seen.add(what)
+            yield what, then
+    for factor, word in ((0.1, "a ten times smaller error"), (10.0, "a ten times larger error")):
+        if target * factor < 1:
+            then = choose(small, setup, target * factor, horizon).chosen.algorithm
+            if then != now:
+                yield f"{word} as the aim", then

@@ -1,0 +1,189 @@
+"""What an algorithm does on a problem in small: the expected course, without chance.
+
+A round is an affine map of the model (and, in 2-way, of the terms' last gradients) plus noise of a
+known covariance. So mean and covariance of the model after each round follow, and with them the
+expected error f - f*.
+"""
+
+import dataclasses
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from mixfl.theory.small import Small, SmallTerm
+
+ALGORITHMS = ("pt", "1wgt", "2wgt")
+HORIZON = 2000
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The paper's settings. `central` is the number of central examples in a round: in PT and
+    2-way they are cut into J batches, in 1-way they are one batch."""
+
+    S: int
+    K: int
+    J: int
+    client_batch: int
+    central: int
+    eta_s: float = 1.0
+
+    def changed(self, **changes) -> "Setup":
+        return dataclasses.replace(self, **changes)
+
+
+class Local(NamedTuple):
+    """A term's steps from z along its gradient plus an augmenting one a:
+    Delta = (power - 1) z - push (gradient + a) + noise."""
+
+    power: np.ndarray  # A^n, A = 1 - eta H
+    push: np.ndarray  # eta (1 + A + ... + A^(n-1))
+    noise: np.ndarray  # covariance
+    rate: float  # eta n
+
+
+def local(term: SmallTerm, setup: Setup, eta: float) -> Local:
+    values, vectors = np.linalg.eigh(term.hessian)
+    federated = term.federated
+    n = setup.K if federated else setup.J
+    eta = eta if federated else eta * setup.eta_s
+    factors = (1 - eta * values)[None] ** np.arange(n)[:, None]  # [n, r]
+    sums = factors.sum(0)
+    push = eta * (vectors * sums) @ vectors.T
+    size = setup.client_batch if federated else max(setup.central / setup.J, 1.0)
+    turned = vectors.T @ (term.v / size) @ vectors
+    noise = eta**2 * vectors @ (turned * (factors.T @ factors)) @ vectors.T
+    if federated:
+        noise = (noise + push @ term.between @ push) / setup.S
+    return Local((vectors * (1 - eta * values) ** n) @ vectors.T, push, noise, eta * n)
+
+
+def total(parts: Iterable[np.ndarray]) -> np.ndarray:
+    return np.sum(list(parts), axis=0)
+
+
+class Course(NamedTuple):
+    """y' = map y + shift + noise, with the model first in y."""
+
+    map: np.ndarray
+    shift: np.ndarray
+    noise: np.ndarray
+
+
+def course(small: Small, algorithm: str, setup: Setup, eta: float, eta_m: float | None = None):
+    """Of one round; eta_m is 1, for 2-way 1 / terms."""
+    return {"pt": parallel, "1wgt": one_way, "2wgt": two_way}[algorithm](small, setup, eta, eta_m)
+
+
+def parallel(small: Small, setup: Setup, eta: float, eta_m: float | None) -> Course:
+    eta_m = eta_m or 1.0
+    one = np.eye(len(small.gradient))
+    steps = [(local(t, setup, eta), setup.eta_s if t.federated else 1.0, t) for t in small.terms]
+    return Course(
+        one + eta_m * total(s * (d.power - one) for d, s, _ in steps),
+        -eta_m * total(s * d.push @ t.gradient for d, s, t in steps),
+        eta_m**2 * total(s**2 * d.noise for d, s, _ in steps),
+    )
+
+
+def one_way(small: Small, setup: Setup, eta: float, eta_m: float | None) -> Course:
+    one = np.eye(len(small.gradient))
+    populations = [t for t in small.terms if t.federated]
+    server = [t for t in small.terms if not t.federated]
+    steps = [(local(t, setup, eta), t) for t in populations]
+    bend, slope = total(t.hessian for t in server), total(t.gradient for t in server)
+    weight = sum(t.weight for t in populations)
+    push = setup.eta_s * total(t.weight / weight * d.push for d, t in steps)
+    noise = push @ total(t.v / setup.central for t in server) @ push
+    return Course(
+        one + setup.eta_s * total(d.power - one for d, _ in steps) - push @ bend,
+        -setup.eta_s * total(d.push @ t.gradient for d, t in steps) - push @ slope,
+        noise + setup.eta_s**2 * total(d.noise for d, _ in steps),
+    )
+
+
+def two_way(small: Small, setup: Setup, eta: float, eta_m: float | None) -> Course:
+    m, r = len(small.terms), len(small.gradient)
+    eta_m = eta_m or 1 / m
+    one, size = np.eye(r), (m + 1) * r
+    at = [slice((j + 1) * r, (j + 2) * r) for j in range(m)]  # of the terms' last gradients
+    x = slice(0, r)
+    map_, shift, noise = np.zeros((size, size)), np.zeros(size), np.zeros((size, size))
+    map_[x, x] = one
+    for j, term in enumerate(small.terms):
+        d = local(term, setup, eta)
+        merge = eta_m * (setup.eta_s if term.federated else 1.0)
+        map_[x, x] += merge * (d.power - one)
+        shift[x] -= merge * d.push @ term.gradient
+        map_[at[j], x] = (one - d.power) / d.rate
+        shift[at[j]] = d.push @ term.gradient / d.rate
+        for other in range(m):
+            if other != j:
+                map_[x, at[other]] -= merge * d.push
+                map_[at[j], at[other]] = d.push / d.rate - one
+        into = np.zeros((size, r))
+        into[x], into[at[j]] = merge * one, -one / d.rate
+        noise += into @ d.noise @ into.T
+    return Course(map_, shift, noise)
+
+
+def errors(small: Small, found: Course, rounds: int):
+    """The expected f - f* after 0, 1, ... rounds."""
+    r = len(small.gradient)
+    hessian, best = small.hessian, optimum(small)
+    mean, cov = np.zeros(len(found.shift)), np.zeros_like(found.noise)
+    mean[:r] = small.start
+    for _ in range(rounds + 1):
+        off = mean[:r] - best
+        yield 0.5 * (off @ hessian @ off + np.sum(hessian * cov[:r, :r]))
+        mean = found.map @ mean + found.shift
+        cov = found.map @ cov @ found.map.T + found.noise
+
+
+def optimum(small: Small) -> np.ndarray:
+    return -np.linalg.pinv(small.hessian, rcond=1e-6, hermitian=True) @ small.gradient
+
+
+def rounds_to(
+    small: Small, algorithm: str, setup: Setup, eta: float, target: float, horizon: int = HORIZON
+) -> float:
+    """The first round in which the expected error is at most `target` of the first one; inf if
+    none is."""
+    goal = None
+    with np.errstate(over="ignore", invalid="ignore"):
+        for t, error in enumerate(errors(small, course(small, algorithm, setup, eta), horizon)):
+            goal = target * error if goal is None else goal
+            if error <= goal:
+                return float(t)
+            if not error < 1e6 * goal / target:
+                return np.inf
+    return np.inf
+
+
+class Prediction(NamedTuple):
+    algorithm: str
+    rounds: float
+    eta: float
+
+
+def steps(small: Small, setup: Setup, ratio: float = 2**0.5, below: int = 16, above: int = 14):
+    """Client learning rates to try, about the one whose effective step is 1 / beta."""
+    beta = float(np.linalg.eigvalsh(small.hessian)[-1])
+    middle = 1 / (max(beta, 1e-30) * setup.K * setup.eta_s)
+    return [middle * ratio**i for i in range(-below, above + 1)]
+
+
+def best(
+    small: Small, algorithm: str, setup: Setup, target: float, horizon: int = HORIZON
+) -> Prediction:
+    """With the learning rate that needs the fewest rounds."""
+    found = Prediction(algorithm, np.inf, np.nan)
+    for eta in steps(small, setup):
+        # No need to follow a worse one further.
+        most = horizon if found.rounds == np.inf else int(found.rounds)
+        n = rounds_to(small, algorithm, setup, eta, target, most)
+        if n < found.rounds:
+            found = Prediction(algorithm, n, eta)
+    return found
