@@ -19,7 +19,7 @@ from mixfl.theory.advice import Choice, central_batch, changes, choose, names
 from mixfl.theory.curvature import Curvature
 from mixfl.theory.dissimilarity import dissimilarity
 from mixfl.theory.gradients import Gradients, Measured
-from mixfl.theory.predict import Setup, rounds_to
+from mixfl.theory.predict import Setup, limited_by_noise, rounds_to
 from mixfl.theory.small import small
 
 Report = Callable[[int, int, str], None]
@@ -123,14 +123,18 @@ def diagnose(
     figures = [
         term_figures(j, problem, s, measured, np.array(betas)) for j in range(len(problem.terms))
     ]
-    report(0, 1, "the problem in small")
     setup, flat = setup_of(problem, s), curvatures[0].flat
-    tiny = small(curvatures[0], measure, flat(x1), flat(x0), AGAIN)
+    rounds = (AGAIN + i for i in clock.repeat("the problem in small", 2 * COHORTS, 0.6, 4))
+    tiny = small(curvatures[0], measure, flat(x1), flat(x0), rounds)
     choice = choose(tiny, setup, target, horizon)
     chosen = choice.chosen
     probe = probed(problem, s, chosen.algorithm, chosen.eta, x0, curvatures[0], clock)
     first = float(curvatures[0].losses(curvatures[0].flat(x0)).sum())
-    eta = decided(chosen.eta, probe, first)
+    allowed = [
+        (eta, loss) for eta, loss in probe
+        if eta <= chosen.eta or not limited_by_noise(tiny, chosen.algorithm, setup, eta, target)
+    ]  # fmt: skip
+    eta = decided(chosen.eta, allowed, first)
     federated = [f for f in figures if f.federated]
     server = [f for f in figures if not f.federated]
     batch = central_batch(
@@ -163,7 +167,8 @@ def setup_of(problem: Problem, s: Settings) -> Setup:
     rubric = s.cohort_size * s.client_batch
     sizes = [len(t.examples) for t in problem.central if t.examples is not None]
     each = min([rubric if s.central_batch == "auto" else s.central_batch, *sizes])
-    return Setup(s.cohort_size, K, J, s.client_batch, each * J, s.server_lr)
+    clients = min(len(p.clients) for p in problem.populations)
+    return Setup(s.cohort_size, K, J, s.client_batch, each * J, s.server_lr, clients)
 
 
 def along(problem: Problem, s: Settings, x: Params, clock: Clock):

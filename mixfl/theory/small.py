@@ -6,7 +6,7 @@ on little else. In them, a term is its gradient, its Hessian, and the covariance
 that, the algorithms can be worked out exactly (see predict.py).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -17,7 +17,6 @@ from mixfl.theory.curvature import Curvature
 from mixfl.theory.gradients import Gradients
 
 DIRECTIONS = 16
-ROUNDS = 4  # of which the noise is measured
 
 
 class SmallTerm(NamedTuple):
@@ -73,23 +72,26 @@ def positive(matrix: np.ndarray) -> np.ndarray:
 
 
 def covariance(matrix: np.ndarray) -> np.ndarray:
-    """With the negative eigenvalues of an estimate left out."""
+    """An estimate without its negative eigenvalues, and the others scaled to keep the trace: what
+    is above 0 by chance makes up for what is below."""
     values, vectors = np.linalg.eigh((matrix + matrix.T) / 2)
-    return (vectors * np.maximum(values, 0)) @ vectors.T
+    kept = np.maximum(values, 0)
+    kept *= max(values.sum(), 0) / max(kept.sum(), 1e-300)
+    return (vectors * kept) @ vectors.T
 
 
 def small(
-    curvature: Curvature, gradients: Gradients, x, start, first: int, rounds: int = ROUNDS,
+    curvature: Curvature, gradients: Gradients, x, start, rounds: Iterable[int],
     count: int = DIRECTIONS,
 ) -> Small:  # fmt: skip
     """At x, for training that begins at `start` (both flat); the noise is that of the cohorts of
-    rounds first .. first + rounds - 1."""
+    the given rounds."""
     basis, images = directions(curvature, x, start, count)
     means = np.asarray(curvature.gradients(x) @ basis.T, np.float64)
     hessians = np.asarray(jnp.einsum("sp,trp->tsr", basis, images), np.float64)
     unravel = curvature.unravel
     stacked = jax.vmap(unravel)(basis)
-    measured = [gradients.at(unravel(x), first + i, stacked).terms for i in range(rounds)]
+    measured = [gradients.at(unravel(x), t, stacked).terms for t in rounds]
     terms = [
         SmallTerm(
             t.name, t in gradients.problem.populations, t.weight, means[j], positive(hessians[j]),
