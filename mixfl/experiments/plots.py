@@ -10,6 +10,7 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.ticker import MaxNLocator
 
 COLOURS = {
     "fedavg": "#7f7f7f", "pt": "#009E73", "1wgt": "#0072B2", "2wgt": "#CC79A7",
@@ -74,7 +75,9 @@ def dissimilarity(
         if len(values) > 1:
             axis.plot(rounds, values.T, color="#0072B2", alpha=0.25, lw=0.8)
         axis.plot(rounds, values.max(axis=0), color="#0072B2", lw=1.8)
-        axis.set_yscale("log")
+        if values.max() > 20 * values.min():
+            axis.set_yscale("log")
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         axis.set_xlabel("round")
         axis.set_title(rf"$\tilde{{{name}}}_t^2$", loc="left", fontsize=12)
         axis.grid(alpha=0.25, which="both")
