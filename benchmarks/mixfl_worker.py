@@ -1,5 +1,7 @@
 """mixfl's own worker: one algorithm through the simulator, from a memory-mapped store.
 
+    python -m benchmarks.mixfl_worker ALGORITHM [key=value ...]
+
 Every request to run starts a new loop over exactly the rounds asked for, so that all reading for
 them, also what the simulator reads ahead, falls into the time measured.
 """
@@ -40,4 +42,7 @@ class Engine:
 
 if __name__ == "__main__":
     jax.config.update("jax_num_cpu_devices", os.cpu_count())  # as the command line does
-    protocol.serve(Engine(sys.argv[1]))
+    given = dict(argument.split("=", 1) for argument in sys.argv[2:])
+    protocol.serve(
+        Engine(sys.argv[1], **{k: int(v) if v.isdigit() else v for k, v in given.items()})
+    )
