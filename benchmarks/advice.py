@@ -66,15 +66,20 @@ def case(seed: int) -> Case:
     # A costly central batch: one example a step, or of 1-way K at once.
     central = K * int(rng.choice([1, 8, 32]))
     note = f"G {apart:g}, sigma {noise:g}, sigma_c {noise_c:g}"
-    make = logistic if seed % 3 == 2 else quadratic
+    make = {2: logistic, 3: mild}.get(seed % 4, quadratic)
     problem, gap, beta = make(rng, apart, noise, noise_c, K * batch)
     return Case(make.__name__, problem, gap, beta, S, K, batch, central, note)
 
 
-def quadratic(rng, apart, noise, noise_c, n):
+def mild(rng, apart, noise, noise_c, n):
+    """Well-conditioned, the terms' minima together or nearly so."""
+    return quadratic(rng, min(apart, 0.1), noise, noise_c, n, (0, 1))
+
+
+def quadratic(rng, apart, noise, noise_c, n, condition=(1, 2.5)):
     """Examples are points; a loss is half the squared distance to one, in a metric of its term."""
-    H_f = spectrum(rng, 10 ** rng.uniform(1, 2.5), 1.0)
-    H_c = spectrum(rng, 10 ** rng.uniform(1, 2.5), float(rng.choice([0.3, 1.0, 3.0])))
+    H_f = spectrum(rng, 10 ** rng.uniform(*condition), 1.0)
+    H_c = spectrum(rng, 10 ** rng.uniform(*condition), float(rng.choice([0.3, 1.0, 3.0])))
     start = 3 * rng.normal(size=D)
     away = rng.normal(size=D)
     away *= apart / np.linalg.norm(away)

@@ -49,7 +49,7 @@ class Verdict:
         beta = max(d.beta.mean, *(t.beta.mean for t in d.terms))
         found = {}
         for a in ("pt", "1wgt", "2wgt"):
-            step = bounds.max_step(a, "nonconvex", beta=beta, B2=d.b2)
+            step = bounds.max_step(a, "nonconvex", beta=beta, B2=max(d.b2, 1.0))
             found[a] = step / (d.setup.K * d.setup.eta_s)
         return found
 
@@ -68,6 +68,7 @@ class Verdict:
                 for t in d.terms
             },
             "beta": {**{t.name: t.beta._asdict() for t in d.terms}, "sum": d.beta._asdict()},
+            "beta_start": {t.name: t.beta_start for t in d.terms},
             "steps": {
                 "recommended": d.eta * d.setup.K * d.setup.eta_s,
                 "recommended_client_lr": d.eta,
@@ -157,16 +158,22 @@ class Verdict:
         down, up = self.bytes
         guaranteed = self.guaranteed()[d.algorithm]
         tried = ", ".join(f"{eta:.3g}: {_loss(loss)}" for eta, loss in d.probe)
+        batch = (
+            f"central_batch {corrected}: the rubric says {rubric}; corrected so that the central "
+            "noise of a round is that of the cohort"
+            if any(t.examples is not None for t in self.problem.central)
+            else "no central batch: the server has no data"
+        )
         return [
             f"client_lr {d.eta:.3g}: recommended after a probe (loss by client_lr {tried}); theory "
             f"guarantees {guaranteed:.2g} only, {d.eta / guaranteed:.0f} times less",
-            f"central_batch {corrected}: the rubric says {rubric}; corrected so that the central "
-            "noise of a round is that of the cohort",
+            batch,
             f"cohort_size {s.cohort_size}, local_steps {d.setup.K}, client_batch {s.client_batch}: "
             "as given",
             f"a client downloads {_bytes(down)} and uploads {_bytes(up)} a round",
             f"smoothness beta: {', '.join(f'{t.name} {_interval(t.beta)}' for t in d.terms)}, sum "
-            f"{_interval(d.beta)}",
+            f"{_interval(d.beta)}; at the start "
+            f"{', '.join(f'{t.name} {t.beta_start:.3g}' for t in d.terms)}",
         ]
 
     def split_words(self, split) -> str:
@@ -264,9 +271,8 @@ def _loss(value: float) -> str:
 
 
 def _interval(i: Interval) -> str:
-    if not math.isfinite(i.low):
-        return f"{i.mean:.3g}"
-    return f"{i.mean:.3g} ({max(i.low, 0):.3g} to {i.high:.3g})"
+    mean, low, high = (max(a, 0.0) for a in i)  # an estimate of 0 may be below it
+    return f"{mean:.3g} ({low:.3g} to {high:.3g})" if math.isfinite(i.low) else f"{mean:.3g}"
 
 
 def _bytes(n: float) -> str:

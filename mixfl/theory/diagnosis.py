@@ -50,6 +50,7 @@ class TermFigures(NamedTuple):
     sigma2: Interval  # at the batch size of the settings
     between: Interval | None  # sigma_f^2
     beta: Interval
+    beta_start: float  # at the initial model
 
 
 class Diagnosis(NamedTuple):
@@ -120,8 +121,10 @@ def diagnose(
     for i in clock.repeat("smoothness", SAMPLES, 0.45, 2):
         curvatures.append(Curvature(problem, measure.simulator, AGAIN + i))
         betas.append(curvatures[-1].smoothness(curvatures[0].flat(x1), seed=i))
+    at_start = curvatures[0].smoothness(curvatures[0].flat(x0))
     figures = [
-        term_figures(j, problem, s, measured, np.array(betas)) for j in range(len(problem.terms))
+        term_figures(j, problem, s, measured, np.array(betas), at_start)
+        for j in range(len(problem.terms))
     ]
     setup, flat = setup_of(problem, s), curvatures[0].flat
     rounds = (AGAIN + i for i in clock.repeat("the problem in small", 2 * COHORTS, 0.6, 4))
@@ -159,14 +162,18 @@ def _batches(population, s: Settings) -> int:
     return -(-int(population.clients.sizes().max()) // s.client_batch)
 
 
+def most_examples(problem: Problem, wanted: int) -> int:
+    """A central batch of so many, or of all that there are."""
+    return min([wanted, *(len(t.examples) for t in problem.central if t.examples is not None)])
+
+
 def setup_of(problem: Problem, s: Settings) -> Setup:
     """K as the largest client reaches it; the central examples are those of the rubric, or as
     many as PT would draw with the batch that is set."""
     K = min(s.local_steps, max(_batches(p, s) for p in problem.populations))
     J = K if s.central_steps == "auto" else s.central_steps
     rubric = s.cohort_size * s.client_batch
-    sizes = [len(t.examples) for t in problem.central if t.examples is not None]
-    each = min([rubric if s.central_batch == "auto" else s.central_batch, *sizes])
+    each = most_examples(problem, rubric if s.central_batch == "auto" else s.central_batch)
     clients = min(len(p.clients) for p in problem.populations)
     return Setup(s.cohort_size, K, J, s.client_batch, each * J, s.server_lr, clients)
 
@@ -191,24 +198,29 @@ def along(problem: Problem, s: Settings, x: Params, clock: Clock):
     return curve, jax.tree.map(np.asarray, state.x)
 
 
-def term_figures(j: int, problem: Problem, s: Settings, measured: list[Measured], betas):
+def term_figures(j: int, problem: Problem, s: Settings, measured: list[Measured], betas, at_start):
     term = problem.terms[j]
     federated = term in problem.populations
     v = interval([m.terms[j].v for m in measured])
     size = s.client_batch if federated else setup_of(problem, s).central / setup_of(problem, s).J
     sigma2 = Interval(*(a / size for a in v))
     between = interval([m.terms[j].between for m in measured]) if federated else None
-    return TermFigures(term.name, federated, v, sigma2, between, interval(betas[:, j]))
+    return TermFigures(
+        term.name, federated, v, sigma2, between, interval(betas[:, j]), float(at_start[j])
+    )
 
 
 def probed(problem, s: Settings, algorithm: str, eta: float, x, curvature: Curvature, clock: Clock):
     """Losses on the sample after a few rounds from x with eta, half and twice of it; further if
     an outer one is best."""
     found: dict[float, float] = {}
+    batch = s.central_batch
+    if algorithm == "1wgt" and batch != "auto":  # as many central examples as the others
+        batch = most_examples(problem, setup_of(problem, s).central)
 
     def loss(factor: float) -> float:
         if factor not in found:
-            tried = dataclasses.replace(s, client_lr=eta * factor)
+            tried = dataclasses.replace(s, client_lr=eta * factor, central_batch=batch)
             simulator = Simulator(problem, ALGORITHMS[algorithm].build(problem, tried), tried)
             state, losses = simulator._state(x), []
             for result in simulator.rounds(state, 0, PROBE):

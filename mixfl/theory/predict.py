@@ -16,7 +16,7 @@ from mixfl.theory.small import Small, SmallTerm
 
 ALGORITHMS = ("pt", "1wgt", "2wgt")
 HORIZON = 2000
-NEARLY = 1.08
+NEARLY, MARGIN = 1.08, 0.8
 
 
 @dataclass(frozen=True)
@@ -181,17 +181,20 @@ def steps(small: Small, setup: Setup, ratio: float = 2**0.5, below: int = 16, ab
 def best(
     small: Small, algorithm: str, setup: Setup, target: float, horizon: int = HORIZON
 ) -> Prediction:
-    """With the smallest learning rate that needs about the fewest rounds: too long a step never
-    gets there, too short a one only takes longer."""
+    """With the smallest learning rate that needs about the fewest rounds, to a bit below the target:
+    a step that is too long for the noise never gets there, too short a one only takes longer."""
     tried = []
     fewest = float(horizon)
     for eta in steps(small, setup):
         # No need to follow a worse one further.
-        n = rounds_to(small, algorithm, setup, eta, target, int(NEARLY * fewest) + 1)
+        n = rounds_to(small, algorithm, setup, eta, MARGIN * target, int(NEARLY * fewest) + 1)
         tried.append(Prediction(algorithm, n, eta))
         fewest = min(fewest, n)
     good = [p for p in tried if p.rounds <= NEARLY * fewest]
-    return good[0] if good else Prediction(algorithm, np.inf, np.nan)
+    if not good:
+        return Prediction(algorithm, np.inf, np.nan)
+    eta = good[0].eta
+    return Prediction(algorithm, rounds_to(small, algorithm, setup, eta, target, horizon), eta)
 
 
 def limited_by_noise(small: Small, algorithm: str, setup: Setup, eta: float, target: float) -> bool:
