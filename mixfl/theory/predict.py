@@ -181,7 +181,7 @@ def steps(small: Small, setup: Setup, ratio: float = 2**0.5, below: int = 16, ab
 def best(
     small: Small, algorithm: str, setup: Setup, target: float, horizon: int = HORIZON
 ) -> Prediction:
-    """With the smallest learning rate that needs about the fewest rounds, to a bit below the target:
+    """With the smallest learning rate that needs about the fewest rounds to a bit below the target:
     a step that is too long for the noise never gets there, too short a one only takes longer."""
     tried = []
     fewest = float(horizon)
