@@ -108,6 +108,8 @@ class Verdict:
         lines += ["", "What would change this"]
         if d.changes:
             lines += [f"  {what}: {NAMES[a]}" for what, a in d.changes]
+        elif not d.choice.reached:
+            lines += ["  a larger --target: at this one nothing can be compared"]
         else:
             lines += ["  nothing that was tried: K, the cohort and the central examples up and "
                       "down, a smaller and a larger error as the aim"]  # fmt: skip

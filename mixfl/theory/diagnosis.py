@@ -153,7 +153,7 @@ def diagnose(
         chosen.algorithm, eta, chosen.eta, choice,
         [(a, rounds_to(tiny, a, setup, chosen.eta, target, horizon)) for a in names(tiny)],
         setup, target, curve, figures, interval([b[-1] for b in betas]), batch, probe,
-        list(changes(tiny, setup, target, horizon)), splits, clock.spent,
+        list(changes(tiny, setup, target, horizon)) if choice.reached else [], splits, clock.spent,
     )  # fmt: skip
 
 
