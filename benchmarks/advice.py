@@ -1,6 +1,6 @@
 """Is the advice right? Random problems, each algorithm tuned on each, and what was advised.
 
-    python -m benchmarks.advice            # 42 problems, about half an hour on two cores
+    python -m benchmarks.advice            # 40 problems, about half an hour on two cores
     python -m benchmarks.advice --problems 6
 
 Fixed in advance: quadratics and small logistic regressions; the aim is 0.05 % of the first error
@@ -245,7 +245,7 @@ def judged(seed: int, budget: float) -> dict:
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--problems", type=int, default=42)
+    parser.add_argument("--problems", type=int, default=40)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--budget", type=float, default=40)

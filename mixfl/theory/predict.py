@@ -6,6 +6,7 @@ expected error f - f*.
 """
 
 import dataclasses
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -17,6 +18,7 @@ from mixfl.theory.small import Small, SmallTerm
 ALGORITHMS = ("pt", "1wgt", "2wgt")
 HORIZON = 2000
 NEARLY, MARGIN = 1.08, 0.8
+KEPT = 10  # rounds for which an error must stay below the target
 
 
 @dataclass(frozen=True)
@@ -152,17 +154,19 @@ def optimum(small: Small) -> np.ndarray:
 def rounds_to(
     small: Small, algorithm: str, setup: Setup, eta: float, target: float, horizon: int = HORIZON
 ) -> float:
-    """The first round in which the expected error is at most `target` of the first one; inf if
-    none is."""
-    goal = None
+    """The first round from which on the expected error stays at most `target` of the first one, for
+    ten rounds at least; inf if there is none."""
+    goal, since = math.inf, math.inf
     with np.errstate(over="ignore", invalid="ignore"):
-        for t, error in enumerate(errors(small, course(small, algorithm, setup, eta), horizon)):
-            goal = target * error if goal is None else goal
-            if error <= goal:
-                return float(t)
+        courses = errors(small, course(small, algorithm, setup, eta), horizon + KEPT)
+        for t, error in enumerate(courses):
+            goal = target * error if t == 0 else goal
+            since = min(since, t) if error <= goal else math.inf
+            if t - since >= KEPT:
+                return float(since)
             if not error < 1e6 * goal / target:
-                return np.inf
-    return np.inf
+                return math.inf
+    return math.inf
 
 
 class Prediction(NamedTuple):
