@@ -273,7 +273,7 @@ def show(row: dict) -> None:
         f"{row['seed']:4d} {row['kind']:9s} S {row['S']:2d} K {row['K']:2d} |B_c| x J "
         f"{row['central']:3d} {row['note']:32s} tuned "
         + " ".join(f"{a} {t[a]:5.1f}" for a in NAMES)
-        + " predicted " + " ".join(f"{row['predicted'].get(a, math.nan):4.0f}" for a in NAMES)
+        + " predicted " + " ".join(f"{row['predicted'].get(a, math.nan):5.1f}" for a in NAMES)
         + f"  advised {row['advised']:4s} {row['rounds']:5.1f}  x {row['rounds'] / best:.2f}"
         + f"  eta x {row['advised_eta'] / row['tuned_eta'][row['advised']]:.2f}"
         + f" ({row['seconds']:.0f} s)", flush=True,

@@ -265,7 +265,7 @@ def _finite(value: Any) -> Any:
 
 
 def _count(rounds: float) -> str:
-    return f"{rounds:.0f}" if math.isfinite(rounds) else "not reached"
+    return str(math.ceil(rounds)) if math.isfinite(rounds) else "not reached"
 
 
 def _loss(value: float) -> str:

@@ -155,15 +155,19 @@ def rounds_to(
     small: Small, algorithm: str, setup: Setup, eta: float, target: float, horizon: int = HORIZON
 ) -> float:
     """The first round from which on the expected error stays at most `target` of the first one, for
-    ten rounds at least; inf if there is none."""
-    goal, since = math.inf, math.inf
+    ten rounds at least; inf if there is none. Between two rounds by the logarithm of the error."""
+    goal, since, before, at = math.inf, math.inf, math.nan, math.nan
     with np.errstate(over="ignore", invalid="ignore"):
         courses = errors(small, course(small, algorithm, setup, eta), horizon + KEPT)
         for t, error in enumerate(courses):
             goal = target * error if t == 0 else goal
-            since = min(since, t) if error <= goal else math.inf
+            if error > goal:
+                since, before = math.inf, error
+            elif since == math.inf:
+                since, at = t, error
             if t - since >= KEPT:
-                return float(since)
+                part = math.log(goal / max(at, 1e-300)) / math.log(before / max(at, 1e-300))
+                return since - part
             if not error < 1e6 * goal / target:
                 return math.inf
     return math.inf
