@@ -132,6 +132,7 @@ def plot(found: Sequence[Mapping], path: Path) -> None:
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
+    from matplotlib.ticker import NullFormatter
 
     shown = [r for r in found if r["ms_median"] is not None]
     tasks = list(dict.fromkeys(r["task"] for r in shown))
@@ -151,8 +152,10 @@ def plot(found: Sequence[Mapping], path: Path) -> None:
         axis.barh(names, ms, xerr=[r["ms_spread"] for r in of_task], color=color, ecolor="#333333")
         axis.set(xscale="log", title=task, xlabel="ms per round (less is better)")
         axis.set_xlim(min(ms) / 2, max(ms) * 5)
+        axis.xaxis.set_minor_formatter(NullFormatter())
         for y, value in enumerate(ms):
-            axis.annotate(f"{value:.3g}", (value, y), xytext=(12, 0), textcoords="offset points",
+            text = f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
+            axis.annotate(text, (value, y), xytext=(12, 0), textcoords="offset points",
                           va="center", fontsize=8)  # fmt: skip
         axis.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=150)
