@@ -108,6 +108,12 @@ def diagnose(
         raise MixflError(
             "the problem has one term only, so there is nothing to mix: use fedavg, or add a term."
         )
+    for term in problem.populations:
+        if column is not None and column not in term.examples.columns:
+            raise MixflError(
+                f"the data of '{term.name}' has no column '{column}': it has "
+                f"{', '.join(term.examples.columns)}."
+            )
     clock = Clock(budget, report)
     batches = max(2, min(BATCHES, *(_batches(p, s) for p in problem.populations)))
     x0 = problem.init(jax.random.key(s.seed))
@@ -259,11 +265,6 @@ def outer(found: dict[float, float]) -> int:
 def split(problem, s: Settings, j: int, column: str, x: Params, clock: Clock) -> Split:
     """Would two populations, of the clients with more and with less in a column, be better?"""
     term = problem.terms[j]
-    if column not in term.examples.columns:
-        raise MixflError(
-            f"the data of '{term.name}' has no column '{column}': it has "
-            f"{', '.join(term.examples.columns)}."
-        )
     measure = Gradients(problem, s, 2, divided_by=column)
     cohort = measure.simulator.feeder.pieces(measure.algorithm, AGAIN)
     values = np.concatenate([_means(p.clients[problem.populations.index(term)], column)

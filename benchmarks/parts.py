@@ -1,0 +1,112 @@
+"""Where a round's time goes: the compiled round alone, reading alone, and smile's products.
+
+python -m benchmarks.parts [--tasks smile,movie,text]
+"""
+
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+import mixfl.engine  # noqa: F401 (keeps freed memory, before JAX starts its threads)
+
+TRIALS = 9
+
+
+def medians(calls: dict[str, Callable[[], None]], trials: int = TRIALS) -> dict[str, float]:
+    """Milliseconds of each, taken in turns."""
+    import numpy as np
+
+    for call in calls.values():
+        call()
+    found: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(trials):
+        for name, call in calls.items():
+            begun = time.perf_counter()
+            call()
+            found[name].append(1000 * (time.perf_counter() - begun))
+    return {name: float(np.median(times)) for name, times in found.items()}
+
+
+def round_parts(task: str) -> dict[str, float]:
+    import jax
+
+    from benchmarks import workloads
+    from benchmarks.mixfl_worker import Engine
+
+    rounds = {"smile": 5, "movie": 20, "text": 1}[task]
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name) / "workload"
+        workloads.write(workloads.SIZES[task], folder, rounds=1)
+        engine = Engine("fedavg")
+        engine.init(folder)
+        simulator = engine.simulator
+        algorithm = simulator.at(0)
+        program = simulator.program(algorithm)
+        piece = next(iter(simulator.feeder.pieces(algorithm, 0)))
+        state = program.place(simulator.init())
+
+        def compiled():
+            nonlocal state
+            for _ in range(rounds):
+                state, _ = program.whole(state, piece.drawn, piece.clients)
+            jax.block_until_ready(state)
+
+        def reading():
+            for t in range(rounds):
+                list(simulator.feeder.pieces(algorithm, t))
+
+        calls = {
+            "the whole loop": lambda: engine.run(rounds),
+            "the compiled round alone": compiled,
+            "reading alone": reading,
+        }
+        return {name: ms / rounds for name, ms in medians(calls).items()}
+
+
+def products() -> dict[str, float]:
+    """Of smile's low-rank first layer, at the paper's settings."""
+    import jax
+    import jax.numpy as jnp
+    import numpy as np
+
+    from mixfl.lowrank import gram
+
+    rng = np.random.default_rng(0)
+    S, K, B, D, H = 100, 2, 5, 84 * 84 * 3, 64
+    images = jnp.asarray(rng.integers(0, 256, (S, K, B, D), dtype=np.uint8))
+    w = jnp.asarray(rng.normal(size=(D, H)), jnp.float32)
+    c = jnp.asarray(rng.normal(size=(S * K * B, H)), jnp.float32)
+    x = jax.jit(lambda u: u.astype(jnp.float32) / 255)(images)
+    parts = {
+        "images to numbers, X W": (
+            lambda u, w: (u.astype(jnp.float32) / 255).reshape(-1, D) @ w, images, w
+        ),
+        "products of a client's steps": (gram, x),
+        "X'C": (lambda c, x: c.T @ x.reshape(-1, D), c, x),
+    }  # fmt: skip
+    calls = {}
+    for name, (function, *arguments) in parts.items():
+        compiled = jax.jit(function)
+        calls[name] = lambda f=compiled, a=arguments: jax.block_until_ready(f(*a))
+    return medians(calls)
+
+
+@click.command()
+@click.option("--tasks", default="smile,movie,text", show_default=True)
+def main(tasks: str):
+    import jax
+
+    from mixfl.cli import print_table
+
+    jax.config.update("jax_num_cpu_devices", os.cpu_count())
+    for task in tasks.split(","):
+        found = round_parts(task) | (products() if task == "smile" else {})
+        print_table([task, "ms"], [[name, f"{ms:.3g}"] for name, ms in found.items()])
+
+
+if __name__ == "__main__":
+    main()
