@@ -35,6 +35,7 @@ check: lint test
 bench: .venv/ready
 	$(BIN)/python -m benchmarks.rounds
 	$(BIN)/python -m benchmarks.growth
+	$(BIN)/python -m benchmarks.choices
 
 bench-peers: .venv/ready
 	$(BIN)/python -m benchmarks.peers.install

@@ -3,12 +3,12 @@
     python -m benchmarks.advice            # 40 problems, about half an hour on two cores
     python -m benchmarks.advice --problems 6
 
-Fixed in advance: quadratics (a quarter of them well-conditioned and with terms that agree) and small
-logistic regressions; the aim is 0.05 % of the first error f - f*, of logistic regressions, which are
-noisier, 1 %; the mean over 8 seeds counts, and the aim is reached where it is kept, by the mean of
-ten rounds; learning rates 2 apart; the same number of central examples in a round for all
-algorithms. "Tuned" is the fewest rounds over all learning rates. What is advised is judged by its own
-runs with the learning rate advised, on the same seeds.
+Fixed in advance: quadratics (a quarter of them well-conditioned and with terms that agree) and
+small logistic regressions; the aim is 0.05 % of the first error f - f*, of logistic regressions,
+which are noisier, 1 %; the mean over 8 seeds counts, and the aim is reached where it is kept, by
+the mean of ten rounds; learning rates 2 apart; the same number of central examples in a round
+for all algorithms. "Tuned" is the fewest rounds over all learning rates. What is advised is
+judged by its own runs with the learning rate advised, on the same seeds.
 """
 
 import argparse
