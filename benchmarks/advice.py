@@ -1,6 +1,6 @@
 """Is the advice right? Random problems, each algorithm tuned on each, and what was advised.
 
-    python -m benchmarks.advice            # 40 problems, about half an hour on two cores
+    python -m benchmarks.advice            # 43 problems, about half an hour on two cores
     python -m benchmarks.advice --problems 6
 
 Fixed in advance: quadratics (a quarter of them well-conditioned and with terms that agree) and
@@ -249,7 +249,7 @@ def judged(seed: int, budget: float) -> dict:
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--problems", type=int, default=40)
+    parser.add_argument("--problems", type=int, default=43)
     parser.add_argument("--seeds", help="only these, separated by commas")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--budget", type=float, default=40)

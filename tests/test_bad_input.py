@@ -22,7 +22,7 @@ from mixfl.errors import MixflError
 from mixfl.runs import directory
 from mixfl.runs.config import to_toml
 from mixfl.runs.given import parse_assignments, read_config
-from mixfl.settings import FIRST_LAYERS, KEYS, TABLES, WEIGHTINGS
+from mixfl.settings import FIRST_LAYERS, KEYS, MEASURES, TABLES, WEIGHTINGS
 from mixfl.tasks import find
 
 TINY = f"{tiny_problem.__file__}:problem"
@@ -557,7 +557,9 @@ def test_settings_take_valid_values_only(key, value):
         assert isinstance(kept, kind | str) or kept is None or callable(kept)
 
 
-NAMED = {"weighting": WEIGHTINGS, "tables": TABLES, "first_layer": FIRST_LAYERS}
+NAMED = {
+    "weighting": WEIGHTINGS, "tables": TABLES, "first_layer": FIRST_LAYERS, "measure": MEASURES,
+}  # fmt: skip
 
 
 def valid(key):

@@ -33,14 +33,16 @@ def test_every_command_of_the_readme_takes_the_saved_file(tmp_path, monkeypatch,
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text(quickstart())
     commands = re.findall(r"^    mixfl (.*mine\.py.*?)(?:#.*)?$", README.read_text(), re.MULTILINE)
-    assert len(commands) == 3
+    assert len(commands) == 4
     for command in commands:
-        short = [] if "check" in command else ["--rounds", "2"]
+        shorter = {"check": [], "diagnose": ["--budget", "1"]}
+        short = shorter.get(command.split()[0], ["--rounds", "2"])
         words = command.replace("--trials 5", "").split() + short
         try:
             cli(words, standalone_mode=False)
         except SystemExit as end:
             assert end.code == 0, words
+    assert Path("runs/diagnose-mine/diagnosis.html").exists()
     assert Path("runs/mine/model.safetensors").exists()
     assert Path("runs/compare-mine/comparison.png").read_bytes().startswith(b"\x89PNG")
     assert "All" in capsys.readouterr().out

@@ -5,7 +5,8 @@ import pytest
 
 import mixfl
 from mixfl.data.synthetic.faces import faces
-from mixfl.experiments.compare import Outcome, compare, interval, rows
+from mixfl.experiments.compare import Outcome, compare, rows
+from mixfl.intervals import half_width
 from mixfl.runs.config import plan
 from mixfl.runs.progress import Quiet
 from mixfl.tasks import smile
@@ -135,12 +136,12 @@ def test_compare_pairs_trials_and_reports_divergence(tmp_path):
     assert len(set(finals)) == 3  # another seed each
     header, cells = rows(outcomes)
     assert header[:3] == ["algorithm", "loss", "auc"]
-    assert f"{finals.mean():.4f} ± {interval(finals):.4f}" == cells[0][1]
+    assert f"{finals.mean():.4f} ± {half_width(finals):.4f}" == cells[0][1]
     assert rows([Outcome("pt", [], [12])])[1][0][0] == "pt"
 
 
 def test_interval_covers_the_mean_in_95_percent_of_cases():
     rng = np.random.default_rng(0)
     samples = rng.normal(3.0, 2.0, (4000, 5))
-    covered = np.mean([abs(v.mean() - 3.0) <= interval(v) for v in samples])
+    covered = np.mean([abs(v.mean() - 3.0) <= half_width(v) for v in samples])
     assert covered == pytest.approx(0.95, abs=0.015)
