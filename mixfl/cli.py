@@ -26,19 +26,27 @@ def cli():
     """
 
 
-def options(*several):
-    """The options that `run` and `compare` share."""
+def options(*several, shared=None):
+    """Options of its own, and those that a command shares: with others that train, if not said."""
 
     def apply(command):
-        for option in reversed([*several, *SHARED]):
+        for option in reversed([*several, *(TRAINING if shared is None else shared)]):
             command = option(command)
         return command
 
     return apply
 
 
-SHARED = [
-    click.option("--preset", metavar="P", help="Settings from a file: paper, cpu or demo."),
+PRESET = click.option("--preset", metavar="P", help="Settings from a file: paper, cpu or demo.")
+PROBLEM = [
+    click.argument("task"),
+    PRESET,
+    click.option("--data", metavar="DIR", help="Prepared data; without it, synthetic data."),
+    click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Any key."),
+]
+JSON = click.option("--json", "as_json", is_flag=True, help="For machines.")
+TRAINING = [
+    PRESET,
     click.option("--rounds", type=int, metavar="N", help="Rounds of training."),
     click.option("--seed", type=int, metavar="N", help="Seed of the (first) run."),
     click.option("--out", metavar="DIR", type=click.Path(path_type=Path), help="Folder to write."),
@@ -60,6 +68,18 @@ def by_hand(rounds, seed, assignments, measure=None) -> dict:
             if key in given:
                 raise MixflError(f"{key} is given by --{key} and by --set: leave one out.")
             given[key] = value
+    return given
+
+
+def begin(task, assignments, out=None) -> dict:
+    """The keys given, when what can be wrong without JAX is not; JAX is started."""
+    from mixfl.runs.given import parse_assignments
+
+    given = parse_assignments(assignments)
+    check_names(task, [])
+    if out is not None and out.exists() and not out.is_dir():
+        raise MixflError(f"--out {out} is a file: give a folder.")
+    start_jax(given)
     return given
 
 
@@ -169,17 +189,10 @@ def compare(
 
 
 @cli.command()
-@click.argument("task")
-@click.option("--preset", metavar="P", help="Settings from a file: paper, cpu or demo.")
-@click.option("--data", metavar="DIR", help="Prepared data; without it, synthetic data.")
-@click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Any key.")
+@options(shared=PROBLEM)
 def check(task, preset, data, assignments):
     """Check TASK: are its losses sound, and do the algorithms agree as they must when K = 1?"""
-    from mixfl.runs.given import parse_assignments
-
-    given = parse_assignments(assignments)
-    check_names(task, [])
-    start_jax(given)
+    given = begin(task, assignments)
     from mixfl.experiments.check import check as run_check
 
     lines, good = run_check(task, preset, data, given)
@@ -189,21 +202,17 @@ def check(task, preset, data, assignments):
 
 
 @cli.command()
-@click.argument("task")
-@click.option("--preset", metavar="P", help="Settings; a task's paper preset if not given.")
-@click.option("--data", metavar="DIR", help="Prepared data; without it, synthetic data.")
-@click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Any key.")
-@click.option("--json", "as_json", is_flag=True, help="For machines.")
+@options(JSON, shared=PROBLEM)
 def costs(task, preset, data, assignments, as_json):
-    """What a client of TASK computes and sends: by the paper's formulas (movie), and counted."""
+    """What a client of TASK computes and sends: by the paper's formulas (movie), and counted.
+
+    Without --preset, a task's paper preset.
+    """
     import json
 
-    from mixfl.runs.given import parse_assignments
     from mixfl.runs.progress import steps
 
-    given = parse_assignments(assignments)
-    check_names(task, [])
-    start_jax(given)
+    given = begin(task, assignments)
     from mixfl.experiments import costs as counting
 
     with steps() as report:
@@ -235,7 +244,7 @@ NUMBER: dict = dict(type=float, metavar="X")
 @click.option("--epsilon", required=True, **NUMBER, help="Error to reach.")
 @click.option("--eta-s", default=1.0, show_default=True, **NUMBER, help="Server learning rate.")
 @click.option("--eta-m", default=1.0, show_default=True, **NUMBER, help="Merge learning rate.")
-@click.option("--json", "as_json", is_flag=True, help="For machines.")
+@JSON
 def bounds(as_json, **symbols):
     """The paper's bounds: rounds to an error, largest steps, conditions (docs/theory.md)."""
     import json
@@ -282,50 +291,26 @@ def keys(task):
 
 
 @cli.command()
-@click.argument("task")
-@click.option("--preset", metavar="P", help="Settings from a file: paper, cpu or demo.")
-@click.option("--data", metavar="DIR", help="Prepared data; without it, synthetic data.")
-@click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Any key.")
-@click.option(
-    "--budget",
-    type=click.FloatRange(min=1),
-    default=120,
-    show_default=True,
-    metavar="SECONDS",
-    help="About how long it may take.",
-)
-@click.option(
-    "--target",
-    type=click.FloatRange(min=0, max=1, min_open=True, max_open=True),
-    default=0.1,
-    show_default=True,
-    metavar="PART",
-    help="The aim: this part of the first error f - f*.",
-)
-@click.option(
-    "--split",
-    "column",
-    metavar="COLUMN",
-    help="Would it pay to divide a population by what its clients have in this column?",
-)
-@click.option(
-    "--out",
-    metavar="DIR",
-    type=click.Path(path_type=Path),
-    help="Folder for a page with the curves (runs/diagnose-TASK).",
-)
-@click.option("--json", "as_json", is_flag=True, help="For machines.")
+@options(
+    click.option("--budget", type=click.FloatRange(min=1), default=120, show_default=True,
+                 metavar="SECONDS", help="About how long it may take."),
+    click.option("--target", type=click.FloatRange(0, 1, min_open=True, max_open=True),
+                 default=0.1, show_default=True, metavar="PART",
+                 help="The aim: this part of the first error f - f*."),
+    click.option("--split", "column", metavar="COLUMN",
+                 help="Would it pay to divide a population by what its clients have in it?"),
+    click.option("--out", metavar="DIR", type=click.Path(path_type=Path),
+                 help="Folder for a page with the curves (runs/diagnose-TASK)."),
+    JSON, shared=PROBLEM,
+)  # fmt: skip
 def diagnose(task, preset, data, assignments, budget, target, column, out, as_json):
     """Measure TASK, and say which algorithm fits, with which settings, and why."""
     import json
 
-    from mixfl.runs.given import parse_assignments
     from mixfl.runs.progress import steps
 
-    given = parse_assignments(assignments)
-    check_names(task, [])
+    given = begin(task, assignments, out)
     click.echo(f"Measuring {task}: about {budget:.0f} s (--budget), and compilation.", err=True)
-    start_jax(given)
     from mixfl.experiments.diagnose import Verdict
 
     with steps() as report:
@@ -341,36 +326,22 @@ def diagnose(task, preset, data, assignments, budget, target, column, out, as_js
 
 
 @cli.command()
-@click.argument("task")
-@click.option("--preset", metavar="P", help="Settings from a file: paper, cpu or demo.")
-@click.option("--rounds", type=click.IntRange(min=1), default=100, show_default=True, metavar="N")
-@click.option(
-    "--simulations",
-    type=click.IntRange(min=1),
-    default=5,
-    show_default=True,
-    metavar="N",
-    help="With seeds one apart.",
-)
-@click.option("--data", metavar="DIR", help="Prepared data; without it, synthetic data.")
-@click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Any key.")
-@click.option(
-    "--out",
-    metavar="DIR",
-    type=click.Path(path_type=Path),
-    help="Folder for the curves (runs/dissimilarity-TASK).",
-)
-@click.option("--json", "as_json", is_flag=True, help="For machines.")
+@options(
+    click.option("--rounds", type=click.IntRange(min=1), default=100, show_default=True,
+                 metavar="N"),
+    click.option("--simulations", type=click.IntRange(min=1), default=5, show_default=True,
+                 metavar="N", help="With seeds one apart."),
+    click.option("--out", metavar="DIR", type=click.Path(path_type=Path),
+                 help="Folder for the curves (runs/dissimilarity-TASK)."),
+    JSON, shared=PROBLEM,
+)  # fmt: skip
 def dissimilarity(task, preset, rounds, simulations, data, assignments, out, as_json):
     """Measure how much the gradients of TASK's terms differ, by the paper's protocol."""
     import json
 
-    from mixfl.runs.given import parse_assignments
     from mixfl.runs.progress import steps
 
-    given = parse_assignments(assignments)
-    check_names(task, [])
-    start_jax(given)
+    given = begin(task, assignments, out)
     from mixfl.experiments import dissimilarity as protocol
 
     with steps() as report:

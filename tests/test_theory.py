@@ -23,7 +23,7 @@ from mixfl.theory.diagnosis import decided, diagnose, setup_of
 from mixfl.theory.dissimilarity import dissimilarity
 from mixfl.theory.gradients import Gradients
 from mixfl.theory.predict import Setup, course, errors, limited_by_noise, local, rounds_to
-from mixfl.theory.small import Small, SmallTerm, covariance, positive, small
+from mixfl.theory.small import Small, SmallTerm, covariance, directions, positive, small
 
 D = 5
 
@@ -206,7 +206,9 @@ def test_a_problem_in_small_is_the_problem_where_there_are_few_directions(noisy)
     given, H_f, H_c, points, central = noisy
     measure = Gradients(given, Settings(cohort_size=400, client_batch=6, central_batch=4000), 2)
     curvature = Curvature(given, measure.simulator, 0)
-    tiny = small(curvature, measure, jnp.ones(D), jnp.full(D, 2.0), [0, 1])
+    found = directions(curvature, jnp.ones(D), jnp.full(D, 2.0))
+    measured = [measure.at(jnp.ones(D), t, found.basis) for t in (0, 1)]
+    tiny = small(given, found, measured)
     assert [t.federated for t in tiny.terms] == [True, False]
     for t, H in zip(tiny.terms, (0.6 * H_f, 0.4 * H_c), strict=True):
         np.testing.assert_allclose(
@@ -230,9 +232,10 @@ def exact(terms, start, names=None) -> Small:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize("eta_m", [None, 0.8])
 @pytest.mark.parametrize("algorithm", ["pt", "1wgt", "2wgt"])
 @pytest.mark.parametrize("populations", [1, 2])
-def test_without_noise_the_prediction_is_what_the_simulator_does(algorithm, populations):
+def test_without_noise_the_prediction_is_what_the_simulator_does(algorithm, populations, eta_m):
     rng = np.random.default_rng(5)
     start = rng.normal(size=D)
     parts = [(matrix(rng), rng.normal(size=D), j < populations, 0.3 + 0.5 * j)
@@ -247,7 +250,7 @@ def test_without_noise_the_prediction_is_what_the_simulator_does(algorithm, popu
             terms.append(mixfl.Central(quadratic(H), {"a": rows}, weight=weight))
     given = mixfl.Problem(init=lambda key: jnp.asarray(start, jnp.float32), terms=terms)
     s = Settings(cohort_size=3, client_batch=1, local_steps=4, client_lr=0.1, server_lr=1.3,
-                 central_batch=2, central_steps=3)  # fmt: skip
+                 central_batch=2, central_steps=3, merge_lr=eta_m or "auto")  # fmt: skip
     simulator = Simulator(given, ALGORITHMS[algorithm].build(given, s), s)
     tiny = exact(parts, start)
     H = tiny.hessian
@@ -257,7 +260,7 @@ def test_without_noise_the_prediction_is_what_the_simulator_does(algorithm, popu
         off = np.asarray(x, np.float64) - best
         return 0.5 * off @ H @ off
 
-    setup = Setup(S=3, K=4, J=3, client_batch=1, central=6, eta_s=1.3)
+    setup = Setup(S=3, K=4, J=3, client_batch=1, central=6, eta_s=1.3, eta_m=eta_m)
     predicted = list(errors(tiny, course(tiny, algorithm, setup, 0.1), 12))
     ran = [gap(start)]
     ran += [gap(r.state.x) for r in simulator.rounds(simulator.init(), 0, 12)]
@@ -318,14 +321,17 @@ def test_advice_follows_what_is_known_of_the_algorithms():
     rounds = {p.algorithm: p.rounds for p in found.all}
     assert found.chosen.algorithm != "pt"
     assert rounds["pt"] > 2 * found.chosen.rounds
-    said = dict(changes(different, setup, 1e-3, 500))
+    said = dict(changes(different, setup, 1e-3, 500, found.chosen.algorithm))
     assert found.chosen.algorithm not in said.values()
     fewer = choose(different, setup.changed(K=5, J=5), 1e-3, 500).chosen.algorithm
     assert said.get("local steps K = 5", found.chosen.algorithm) == fewer
     two = exact([(H, apart, True, 1.0), (H, -apart, True, 1.0)], start)
     assert [p.algorithm for p in choose(two, setup, 1e-3).all] == ["pt", "2wgt"]
     loud = alike._replace(terms=[t._replace(v=1e6 * np.eye(D)) for t in alike.terms])
-    assert not choose(loud, setup, 1e-3, 200).reached
+    beyond = choose(loud, setup, 1e-3, 200)
+    assert not beyond.reached
+    # Nothing that could be taken for a number of rounds, but a learning rate each.
+    assert all(p.rounds == math.inf and math.isfinite(p.eta) for p in beyond.all)
 
 
 def test_the_central_batch_is_the_rubrics_where_variances_are_alike():
@@ -406,6 +412,7 @@ def test_the_setup_is_what_the_clients_can_reach(divided):
     setup = setup_of(divided, s)
     assert (setup.K, setup.J, setup.central, setup.clients) == (2, 2, 120, 200)
     assert setup_of(divided, dataclasses.replace(s, central_batch=7)).central == 14
+    assert setup_of(divided, dataclasses.replace(s, merge_lr=1.0)).eta_m == 1 != setup.eta_m
 
 
 @pytest.fixture(scope="module")

@@ -78,13 +78,14 @@ class Simulator:
         """The state before the first round; the model comes from the seed."""
         x = self.problem.init(jax.random.key(self.s.seed))
         check_params(x)
-        return self._state(x)
+        return self.state(x)
 
     def shapes(self) -> Any:
         """The state's shapes, without its values."""
-        return jax.eval_shape(lambda: self._state(self.problem.init(jax.random.key(self.s.seed))))
+        return jax.eval_shape(lambda: self.state(self.problem.init(jax.random.key(self.s.seed))))
 
-    def _state(self, x: Params) -> Any:
+    def state(self, x: Params) -> Any:
+        """The state before the first round from the model x."""
         # Own copies: the round donates its input, and states may share arrays with each other.
         return jax.tree.map(lambda a: jax.numpy.array(a, copy=True), self.algorithm.init(x))
 

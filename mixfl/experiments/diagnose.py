@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from mixfl.engine import Simulator
-from mixfl.errors import MixflError
 from mixfl.experiments.plots import NAMES
 from mixfl.intervals import Interval
 from mixfl.runs.config import plan
+from mixfl.runs.directory import write_whole
 from mixfl.theory import bounds
-from mixfl.theory.diagnosis import diagnose
+from mixfl.theory.diagnosis import PLAIN, diagnose
 
 Report = Callable[[int, int, str], None]
 
@@ -46,12 +46,13 @@ class Verdict:
     def guaranteed(self) -> dict[str, float]:
         """Per algorithm, the largest client learning rate of the nonconvex theorem."""
         d = self.found
-        beta = max(d.beta.mean, *(t.beta.mean for t in d.terms))
-        found = {}
-        for a in ("pt", "1wgt", "2wgt"):
-            step = bounds.max_step(a, "nonconvex", beta=beta, B2=max(d.b2, 1.0))
-            found[a] = step / (d.setup.K * d.setup.eta_s)
-        return found
+        symbols: dict[str, Any] = dict(
+            beta=max(d.beta.mean, *(t.beta.mean for t in d.terms)), B2=max(d.b2, 1.0), K=d.setup.K,
+            eta_s=d.setup.eta_s,
+        )  # fmt: skip
+        return {
+            a: bounds.max_rates(a, "nonconvex", eta_m=1, **symbols).eta for a in bounds.ALGORITHMS
+        }
 
     def as_json(self) -> dict[str, Any]:
         d = self.found
@@ -166,7 +167,9 @@ class Verdict:
             if any(t.examples is not None for t in self.problem.central)
             else "no central batch: the server has no data"
         )
+        ignored = [k for k, v in PLAIN.items() if getattr(s, k) != v]
         return [
+            *([f"measured with plain SGD: {', '.join(ignored)} left out"] if ignored else []),
             f"client_lr {d.eta:.3g}: recommended after a probe (loss by client_lr {tried}); theory "
             f"guarantees {guaranteed:.2g} only, {d.eta / guaranteed:.0f} times less",
             batch,
@@ -222,12 +225,10 @@ class Verdict:
         )  # fmt: skip
 
     def save(self, out: Path) -> Path:
-        if out.exists() and not out.is_dir():
-            raise MixflError(f"--out {out} is a file: give a folder.")
         out.mkdir(parents=True, exist_ok=True)
-        (out / "diagnosis.json").write_text(json.dumps(self.as_json(), indent=2) + "\n")
+        write_whole(out / "diagnosis.json", json.dumps(self.as_json(), indent=2).encode())
         page = out / "diagnosis.html"
-        page.write_text(self.page(), encoding="utf-8")
+        write_whole(page, self.page().encode())
         return page
 
 

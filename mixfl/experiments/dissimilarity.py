@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mixfl.errors import Diverged, MixflError
+from mixfl.errors import Diverged
 from mixfl.runs.config import plan
+from mixfl.runs.directory import write_whole
 from mixfl.theory.gradients import Gradients
 
 FIRST = 10  # round from which on the maximum counts
@@ -83,10 +84,8 @@ def as_json(curves: Curves) -> dict[str, Any]:
 def save(curves: Curves, out: Path) -> Path:
     from mixfl.experiments import plots
 
-    if out.exists() and not out.is_dir():
-        raise MixflError(f"--out {out} is a file: give a folder.")
     out.mkdir(parents=True, exist_ok=True)
-    (out / "dissimilarity.json").write_text(json.dumps(as_json(curves)) + "\n")
+    write_whole(out / "dissimilarity.json", json.dumps(as_json(curves)).encode())
     path = out / "dissimilarity.png"
     plots.dissimilarity(curves.rounds, curves.g2, curves.b2, path, curves.task)
     return path

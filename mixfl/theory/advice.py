@@ -35,8 +35,9 @@ def choose(small: Small, setup: Setup, target: float, horizon: int = HORIZON) ->
     if math.isfinite(fewest):
         chosen = next(p for p in found if p.rounds <= CLOSE * fewest)
         return Choice(chosen, found, True)
-    found = [closest(small, a, setup, horizon) for a in names(small)]
-    return Choice(min(found, key=lambda p: p.rounds)._replace(rounds=np.inf), found, False)
+    nearest = [closest(small, a, setup, horizon) for a in names(small)]
+    found = [prediction for _, prediction in nearest]
+    return Choice(min(nearest)[1], found, False)
 
 
 def names(small: Small) -> list[str]:
@@ -45,8 +46,8 @@ def names(small: Small) -> list[str]:
     return [a for a in ALGORITHMS if a != "1wgt" or both]
 
 
-def closest(small: Small, algorithm: str, setup: Setup, horizon: int) -> Prediction:
-    """With the learning rate whose error at the horizon is least, and that error for rounds."""
+def closest(small: Small, algorithm: str, setup: Setup, horizon: int) -> tuple[float, Prediction]:
+    """The least error at the horizon, and the learning rate that has it."""
 
     def last(eta: float) -> float:
         with np.errstate(over="ignore", invalid="ignore"):
@@ -54,7 +55,7 @@ def closest(small: Small, algorithm: str, setup: Setup, horizon: int) -> Predict
         return error if math.isfinite(error) else math.inf
 
     error, eta = min((last(eta), eta) for eta in steps(small, setup, 2.0, 8, 6))
-    return Prediction(algorithm, error, eta)
+    return error, Prediction(algorithm, math.inf, eta)
 
 
 def central_batch(
@@ -70,9 +71,10 @@ def central_batch(
     return rubric, max(1, round(setup.S * v_c / (J * cohort)))
 
 
-def changes(small: Small, setup: Setup, target: float, horizon: int) -> Iterator[tuple[str, str]]:
-    """What would change the verdict: (what, the algorithm then)."""
-    now = choose(small, setup, target, horizon).chosen.algorithm
+def changes(
+    small: Small, setup: Setup, target: float, horizon: int, now: str
+) -> Iterator[tuple[str, str]]:
+    """What would change the verdict `now`: (what, the algorithm then)."""
     others = [
         ("local steps K = {K}", dict(K=setup.K * 4, J=setup.J * 4)),
         ("local steps K = {K}", dict(K=max(1, setup.K // 4), J=max(1, setup.J // 4))),

@@ -4,6 +4,7 @@ Products are formed backwards over backwards, as losses may have derivatives of 
 can't be followed forwards. Vectors are flat.
 """
 
+import copy
 from typing import Any, NamedTuple
 
 import jax
@@ -53,7 +54,22 @@ class Curvature:
     """The terms of a problem on a sample: the batches that `simulator` reads in a round."""
 
     def __init__(self, problem: Problem, simulator: Simulator, round: int):
-        pieces = list(simulator.feeder.whole().pieces(simulator.at(round), round))
+        self.problem, self.simulator = problem, simulator
+        shapes = jax.eval_shape(problem.init, jax.random.key(0))
+        _, self.unravel = ravel_pytree(jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), shapes))
+        self._losses = jax.jit(self._losses_of)
+        self._products = jax.jit(self._products_of, static_argnames="terms")
+        self.samples = self._read(round)
+
+    def of_round(self, round: int) -> "Curvature":
+        """The same on the sample of another round, without compiling again."""
+        other = copy.copy(self)
+        other.samples = self._read(round)
+        return other
+
+    def _read(self, round: int) -> list[Sample]:
+        problem, feeder = self.problem, self.simulator.feeder.whole()
+        pieces = list(feeder.pieces(self.simulator.at(round), round))
         joined = [
             jax.tree.map(
                 lambda *parts: np.concatenate(parts), *(p.clients[j].batches for p in pieces)
@@ -69,15 +85,10 @@ class Curvature:
             for b in central_batches(problem, pieces[0].drawn)
         ]
         of_clients, of_server = iter(joined), iter(server)
-        self.terms = problem.terms
-        self.samples = [
+        return [
             sample(next(of_clients if t in problem.populations else of_server))
             for t in problem.terms
         ]
-        shapes = jax.eval_shape(problem.init, jax.random.key(0))
-        _, self.unravel = ravel_pytree(jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), shapes))
-        self._losses = jax.jit(self._losses_of)
-        self._products = jax.jit(self._products_of)
 
     def _loss_of(self, term, x, data, weights):
         x = self.unravel(x)
@@ -90,10 +101,10 @@ class Curvature:
         return jnp.stack([
             jnp.sum(jax.lax.map(lambda c, t=t: self._loss_of(t, x, *c), tuple(s)))
             if s.data is not None else self._loss_of(t, x, None, None)
-            for t, s in zip(self.terms, samples, strict=True)
+            for t, s in zip(self.problem.terms, samples, strict=True)
         ])  # fmt: skip
 
-    def _products_of(self, x, v, samples):
+    def _products_of(self, x, v, samples, terms):
         """[terms, parameters]: gradients where v is None, otherwise H_j v."""
 
         def of(term, data, weights):
@@ -106,7 +117,7 @@ class Curvature:
             add = lambda sum, c: (sum + of(term, *c), None)  # noqa: E731
             return jax.lax.scan(add, jnp.zeros_like(x), tuple(s))[0]
 
-        return jnp.stack([total(t, s) for t, s in zip(self.terms, samples, strict=True)])
+        return jnp.stack([total(self.problem.terms[j], samples[j]) for j in terms])
 
     def flat(self, x: Params) -> jax.Array:
         return ravel_pytree(x)[0]
@@ -115,21 +126,23 @@ class Curvature:
         return np.asarray(self._losses(x, self.samples), np.float64)
 
     def gradients(self, x) -> jax.Array:
-        return self._products(x, None, self.samples)
+        return self._products(x, None, self.samples, terms=self._all)
 
     def products(self, x, v) -> jax.Array:
-        return self._products(x, v, self.samples)
+        return self._products(x, v, self.samples, terms=self._all)
+
+    @property
+    def _all(self) -> tuple[int, ...]:
+        return tuple(range(len(self.problem.terms)))
 
     def smoothness(self, x, seed: int = 0) -> np.ndarray:
         """The largest |eigenvalue| of each term's Hessian and, last, of their sum."""
-        key = jax.random.key(seed)
-        count = len(self.terms)
-        found = [
-            lanczos(lambda v, j=j: self.products(x, v)[j], jax.random.normal(key, x.shape))
-            for j in range(count)
-        ]
-        total = lanczos(lambda v: self.products(x, v).sum(0), jax.random.normal(key, x.shape))
-        return np.array([*found, total])
+        start = jax.random.normal(jax.random.key(seed), x.shape)
+
+        def largest(terms: tuple[int, ...]) -> float:
+            return lanczos(lambda v: self._products(x, v, self.samples, terms=terms).sum(0), start)
+
+        return np.array([*(largest((j,)) for j in self._all), largest(self._all)])
 
 
 def lanczos(product, start, iterations: int = ITERATIONS) -> float:

@@ -17,30 +17,22 @@ from mixfl.problem import Params, Problem
 from mixfl.settings import Settings
 from mixfl.theory.advice import Choice, central_batch, changes, choose, names
 from mixfl.theory.curvature import Curvature
-from mixfl.theory.dissimilarity import dissimilarity
+from mixfl.theory.division import Split, check_column, split
 from mixfl.theory.gradients import Gradients, Measured
-from mixfl.theory.predict import Setup, limited_by_noise, rounds_to
-from mixfl.theory.small import small
+from mixfl.theory.predict import Prediction, Setup, limited_by_noise, rounds_to
+from mixfl.theory.small import directions, small
 
 Report = Callable[[int, int, str], None]
 ROUNDS = 20  # with K = 1, along which G~ and B~ are measured
-COHORTS = 8  # from which variances are estimated
+COHORTS = 16  # from which variances are estimated
+SPLIT = 8  # the same, of a divided population
 SAMPLES = 3  # from which beta is
 BATCHES = 4  # of a client, at most, for variances
 PROBE = 10  # rounds
 CLEARLY = 0.05  # of the loss gained
 AGAIN = 1 << 20  # rounds whose cohorts no run will see
-
-
-class Split(NamedTuple):
-    """What dividing a population in two by a column would do."""
-
-    population: str
-    column: str
-    explained: float  # part of sigma_f^2 that the two groups' means explain
-    noise: float  # part of the cohort's noise that would go
-    g2: float  # with two populations in place of one
-    pays: bool
+OPTIMIZERS = ("client_opt", "server_opt", "central_opt", "merge_opt")
+PLAIN: dict[str, Any] = {**dict.fromkeys(OPTIMIZERS, "sgd"), "central_lr": "auto"}
 
 
 class TermFigures(NamedTuple):
@@ -102,64 +94,84 @@ def diagnose(
     problem: Problem, s: Settings, target: float = 0.1, budget: float = 120.0,
     column: str | None = None, report: Report = lambda *_: None, horizon: int = 500,
 ) -> Diagnosis:  # fmt: skip
+    """`column` is one by which clients might be divided; `horizon` the most rounds to predict.
+    Optimizers and learning rates are plain SGD's and the automatic ones, whatever `s` has."""
     if not problem.populations:
         raise MixflError("the problem has no federated term: there is nothing to choose.")
     if len(problem.terms) < 2:
         raise MixflError(
             "the problem has one term only, so there is nothing to mix: use fedavg, or add a term."
         )
-    for term in problem.populations:
-        if column is not None and column not in term.examples.columns:
-            raise MixflError(
-                f"the data of '{term.name}' has no column '{column}': it has "
-                f"{', '.join(term.examples.columns)}."
-            )
-    clock = Clock(budget, report)
-    batches = max(2, min(BATCHES, *(_batches(p, s) for p in problem.populations)))
+    if column is not None:
+        check_column(problem, column)
+    s, clock = dataclasses.replace(s, **PLAIN), Clock(budget, report)
+    setup = setup_of(problem, s)
     x0 = problem.init(jax.random.key(s.seed))
     curve, x1 = along(problem, s, x0, clock)
-    measure = Gradients(problem, s, batches)
+    measure = Gradients(problem, s, batches_to_measure(problem, s))
+    curvature, betas = Curvature(problem, measure.simulator, AGAIN), []
+    x, start = curvature.flat(x1), curvature.flat(x0)
+    for i in clock.repeat("smoothness", SAMPLES, 0.35, 2):
+        betas.append(curvature.of_round(AGAIN + i).smoothness(x, seed=i))
+    at_start = curvature.smoothness(start)
+    found = directions(curvature, x, start)
+    basis = jax.vmap(curvature.unravel)(found.basis)
     measured = [
-        measure.at(x1, AGAIN + i)
-        for i in clock.repeat("variances of the gradients", COHORTS, 0.35, 3)
+        measure.at(x1, AGAIN + i, basis)
+        for i in clock.repeat("gradients and their noise", COHORTS, 0.6, 4)
     ]
-    curvatures, betas = [], []
-    for i in clock.repeat("smoothness", SAMPLES, 0.45, 2):
-        curvatures.append(Curvature(problem, measure.simulator, AGAIN + i))
-        betas.append(curvatures[-1].smoothness(curvatures[0].flat(x1), seed=i))
-    at_start = curvatures[0].smoothness(curvatures[0].flat(x0))
     figures = [
-        term_figures(j, problem, s, measured, np.array(betas), at_start)
+        term_figures(j, problem, setup, measured, np.array(betas), at_start)
         for j in range(len(problem.terms))
     ]
-    setup, flat = setup_of(problem, s), curvatures[0].flat
-    rounds = (AGAIN + i for i in clock.repeat("the problem in small", 2 * COHORTS, 0.6, 4))
-    tiny = small(curvatures[0], measure, flat(x1), flat(x0), rounds)
+    tiny = small(problem, found, measured)
     choice = choose(tiny, setup, target, horizon)
     chosen = choice.chosen
-    probe = probed(problem, s, chosen.algorithm, chosen.eta, x0, curvatures[0], clock)
-    first = float(curvatures[0].losses(curvatures[0].flat(x0)).sum())
+    probe = probed(problem, s, setup, chosen, x0, curvature, clock)
     allowed = [
         (eta, loss) for eta, loss in probe
         if eta <= chosen.eta or not limited_by_noise(tiny, chosen.algorithm, setup, eta, target)
     ]  # fmt: skip
-    eta = decided(chosen.eta, allowed, first)
-    federated = [f for f in figures if f.federated]
-    server = [f for f in figures if not f.federated]
-    batch = central_batch(
-        chosen.algorithm, setup, sum(f.v.mean for f in federated),
-        sum(max(f.between.mean, 0) for f in federated if f.between), sum(f.v.mean for f in server),
-    )  # fmt: skip
     splits = [
-        split(problem, s, j, column, x1, clock)
+        split(
+            problem, s, j, column, x1,
+            (AGAIN + i for i in clock.repeat("a divided population", SPLIT, 1.2, 3)),
+        )
         for j, term in enumerate(problem.terms)
         if column is not None and term in problem.populations
-    ]
+    ]  # fmt: skip
     return Diagnosis(
-        chosen.algorithm, eta, chosen.eta, choice,
-        [(a, rounds_to(tiny, a, setup, chosen.eta, target, horizon)) for a in names(tiny)],
-        setup, target, curve, figures, interval([b[-1] for b in betas]), batch, probe,
-        list(changes(tiny, setup, target, horizon)) if choice.reached else [], splits, clock.spent,
+        algorithm=chosen.algorithm,
+        eta=decided(chosen.eta, allowed, float(curvature.losses(start).sum())),
+        predicted_eta=chosen.eta,
+        choice=choice,
+        equal=[(a, rounds_to(tiny, a, setup, chosen.eta, target, horizon)) for a in names(tiny)],
+        setup=setup,
+        target=target,
+        curve=curve,
+        terms=figures,
+        beta=interval([b[-1] for b in betas]),
+        batch=recommended_batch(chosen.algorithm, setup, figures),
+        probe=probe,
+        changes=list(changes(tiny, setup, target, horizon, chosen.algorithm))
+        if choice.reached
+        else [],
+        splits=splits,
+        seconds=clock.spent,
+    )
+
+
+def batches_to_measure(problem: Problem, s: Settings) -> int:
+    """Of each client: two at least, to tell noise from what is special about it."""
+    return max(2, min(BATCHES, *(_batches(p, s) for p in problem.populations)))
+
+
+def recommended_batch(algorithm: str, setup: Setup, figures: list["TermFigures"]):
+    federated = [f for f in figures if f.federated]
+    return central_batch(
+        algorithm, setup, sum(f.v.mean for f in federated),
+        sum(max(f.between.mean, 0) for f in federated if f.between),
+        sum(f.v.mean for f in figures if not f.federated),
     )  # fmt: skip
 
 
@@ -180,20 +192,22 @@ def setup_of(problem: Problem, s: Settings) -> Setup:
     J = K if s.central_steps == "auto" else s.central_steps
     rubric = s.cohort_size * s.client_batch
     each = most_examples(problem, rubric if s.central_batch == "auto" else s.central_batch)
-    clients = min(len(p.clients) for p in problem.populations)
-    return Setup(s.cohort_size, K, J, s.client_batch, each * J, s.server_lr, clients)
+    return Setup(
+        s.cohort_size, K, J, s.client_batch, each * J, s.server_lr,
+        eta_m=None if s.merge_lr == "auto" else s.merge_lr,
+        clients=min(len(p.clients) for p in problem.populations),
+    )  # fmt: skip
 
 
 def along(problem: Problem, s: Settings, x: Params, clock: Clock):
     """G~^2 and B~^2 in rounds of PT with K = 1 (then all algorithms are the same), and the last
     model."""
-    once = dataclasses.replace(s, local_steps=1, central_steps=1, client_lr=s.client_lr)
+    once = dataclasses.replace(s, local_steps=1, central_steps=1)
     simulator = Simulator(problem, ALGORITHMS["pt"].build(problem, once), once)
     measure, curve = Gradients(problem, once), []
-    state = simulator._state(x)
+    state = simulator.state(x)
     for t in clock.repeat("gradient dissimilarity", ROUNDS, 0.25, 5):
-        found = measure.at(state.x, t)
-        curve.append((t, found.g2, found.b2))
+        curve.append((t, *measure.dissimilarity(state.x, t)))
         (result,) = simulator.rounds(state, t, t + 1)
         if not bool(result.info["finite"]):
             raise MixflError(
@@ -204,48 +218,52 @@ def along(problem: Problem, s: Settings, x: Params, clock: Clock):
     return curve, jax.tree.map(np.asarray, state.x)
 
 
-def term_figures(j: int, problem: Problem, s: Settings, measured: list[Measured], betas, at_start):
+def term_figures(
+    j: int, problem: Problem, setup: Setup, measured: list[Measured], betas, at_start
+) -> TermFigures:
     term = problem.terms[j]
     federated = term in problem.populations
     v = interval([m.terms[j].v for m in measured])
-    size = s.client_batch if federated else setup_of(problem, s).central / setup_of(problem, s).J
-    sigma2 = Interval(*(a / size for a in v))
+    size = setup.client_batch if federated else setup.central / setup.J
     between = interval([m.terms[j].between for m in measured]) if federated else None
     return TermFigures(
-        term.name, federated, v, sigma2, between, interval(betas[:, j]), float(at_start[j])
-    )
+        term.name, federated, v, Interval(*(a / size for a in v)), between, interval(betas[:, j]),
+        float(at_start[j]),
+    )  # fmt: skip
 
 
-def probed(problem, s: Settings, algorithm: str, eta: float, x, curvature: Curvature, clock: Clock):
-    """Losses on the sample after a few rounds from x with eta, half and twice of it; further if
-    an outer one is best."""
-    found: dict[float, float] = {}
-    batch = s.central_batch
+def probed(
+    problem: Problem, s: Settings, setup: Setup, chosen: Prediction, x: Params,
+    curvature: Curvature, clock: Clock,
+) -> list[tuple[float, float]]:  # fmt: skip
+    """Learning rates and losses on the sample after a few rounds from x: the predicted one, half
+    and twice of it; further while an outer one is best."""
+    algorithm, batch = chosen.algorithm, s.central_batch
     if algorithm == "1wgt" and batch != "auto":  # as many central examples as the others
-        batch = most_examples(problem, setup_of(problem, s).central)
+        batch = most_examples(problem, setup.central)
 
-    def loss(factor: float) -> float:
-        if factor not in found:
-            tried = dataclasses.replace(s, client_lr=eta * factor, central_batch=batch)
-            simulator = Simulator(problem, ALGORITHMS[algorithm].build(problem, tried), tried)
-            state, losses = simulator._state(x), []
-            for result in simulator.rounds(state, 0, PROBE):
-                losses.append(float(curvature.losses(curvature.flat(result.state.x)).sum()))
-            # The mean over the second half: one round's loss jumps about.
-            mean = float(np.mean(losses[PROBE // 2 :]))
-            found[factor] = mean if math.isfinite(mean) else math.inf
-        return found[factor]
+    def loss(eta: float) -> float:
+        tried = dataclasses.replace(s, client_lr=eta, central_batch=batch)
+        simulator = Simulator(problem, ALGORITHMS[algorithm].build(problem, tried), tried)
+        losses = [
+            float(curvature.losses(curvature.flat(result.state.x)).sum())
+            for result in simulator.rounds(simulator.state(x), 0, PROBE)
+        ]
+        # The mean over the second half: one round's loss jumps about.
+        mean = float(np.mean(losses[PROBE // 2 :]))
+        return mean if math.isfinite(mean) else math.inf
 
-    tried = [1.0, 0.5, 2.0]
+    found: dict[float, float] = {}
+    factor = 1.0
     for i in clock.repeat("probe of the learning rate", 6, 1.0, 3):
-        loss(
-            tried[i]
-            if i < 3
-            else min(found, key=found.__getitem__) * (2 if outer(found) > 0 else 0.5)
-        )
-        if i >= 2 and not outer(found):
+        found[factor] = loss(chosen.eta * factor)
+        if i < 2:
+            factor = (0.5, 2.0)[i]
+        elif outer(found):
+            factor = max(found) * 2 if outer(found) > 0 else min(found) / 2
+        else:
             break
-    return sorted((eta * f, value) for f, value in found.items())
+    return sorted((chosen.eta * f, value) for f, value in found.items())
 
 
 def decided(eta: float, probe: list[tuple[float, float]], first: float) -> float:
@@ -260,50 +278,3 @@ def outer(found: dict[float, float]) -> int:
     """1 if the largest is best, -1 if the smallest is, otherwise 0."""
     best = min(found, key=found.__getitem__)
     return (best == max(found)) - (best == min(found))
-
-
-def split(problem, s: Settings, j: int, column: str, x: Params, clock: Clock) -> Split:
-    """Would two populations, of the clients with more and with less in a column, be better?"""
-    term = problem.terms[j]
-    measure = Gradients(problem, s, 2, divided_by=column)
-    cohort = measure.simulator.feeder.pieces(measure.algorithm, AGAIN)
-    values = np.concatenate([_means(p.clients[problem.populations.index(term)], column)
-                             for p in cohort])  # fmt: skip
-    found = [
-        measure.at(x, AGAIN + i, threshold=float(np.median(values)))
-        for i in clock.repeat("a divided population", COHORTS, 1.2, 3)
-    ]
-    explained, totals, g2s, noises = [], [], [], []
-    for m in found:
-        t = m.terms[j]
-        if t.upper is None or not 0 < t.share < 1:
-            continue
-        lower = (t.gradient - t.share * t.upper) / (1 - t.share)
-        apart = t.share * (1 - t.share) * float(np.sum((t.upper - lower) ** 2))
-        # What two groups at random would be apart, by the noise of their means.
-        chance = (t.between + t.v / (2 * s.client_batch)) / s.cohort_size
-        explained.append(apart - chance)
-        totals.append(t.between)
-        noises.append(t.between + t.v / (min(s.local_steps, 2) * s.client_batch))
-        others = [o.gradient for k, o in enumerate(m.terms) if k != j]
-        weights = [o.weight for k, o in enumerate(problem.terms) if k != j]
-        g2s.append(float(dissimilarity(
-            [t.share * t.upper, (1 - t.share) * lower, *others],
-            [t.share * term.weight, (1 - t.share) * term.weight, *weights],
-        )[0]))  # fmt: skip
-    if not explained:
-        raise MixflError(
-            f"the clients of '{term.name}' are alike in '{column}': there is nothing to divide."
-        )
-    gain = max(float(np.mean(explained)), 0.0)
-    part = gain / max(float(np.mean(totals)), gain, 1e-30)
-    noise = gain / max(float(np.mean(noises)), 1e-30)
-    return Split(term.name, column, part, noise, float(np.mean(g2s)), part > 0.5 and noise > 0.2)
-
-
-def _means(feed: Any, column: str) -> np.ndarray:
-    """Per client, the mean of a column over its examples."""
-    mask = np.asarray(feed.batches.mask, np.float64)
-    values = np.asarray(feed.batches.data[column], np.float64)
-    values = values.reshape(*mask.shape, -1).mean(-1)
-    return (values * mask).sum((1, 2)) / np.maximum(mask.sum((1, 2)), 1)

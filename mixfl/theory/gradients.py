@@ -92,8 +92,8 @@ def gradients(
         found = scatter(lambda b: gradient(term, message.x, b)[1], message.x, feed.batches, basis)
         if divided_by is None or divided_by not in feed.batches.data:
             return found
-        mine = has_more(feed.batches, divided_by, threshold)
-        return found._replace(upper=scale(mine, (found.mean, found.clients)))
+        more = (column_mean(feed.batches, divided_by) > threshold).astype(jnp.float32)
+        return found._replace(upper=scale(more, (found.mean, found.clients)))
 
     def central(state, drawn):
         return [
@@ -131,12 +131,11 @@ def gradients(
     )  # fmt: skip
 
 
-def has_more(batches: Batches, column: str, threshold):
-    """1 for a client whose mean of the column is above the threshold, else 0."""
-    values = batches.data[column].astype(jnp.float32)
-    values = values.reshape(*batches.mask.shape, -1).mean(-1)
-    mean = jnp.sum(values * batches.mask) / jnp.maximum(jnp.sum(batches.mask), 1)
-    return (mean > threshold).astype(jnp.float32)
+def column_mean(batches: Batches, column: str):
+    """Over a client's examples, batches [..., steps, n, ...]: [...]."""
+    values = jnp.asarray(batches.data[column], jnp.float32).reshape(*batches.mask.shape, -1)
+    total = jnp.sum(values.mean(-1) * batches.mask, axis=(-2, -1))
+    return total / jnp.maximum(jnp.sum(batches.mask, axis=(-2, -1)), 1)
 
 
 class Term(NamedTuple):

@@ -32,6 +32,7 @@ class Setup:
     client_batch: int
     central: int
     eta_s: float = 1.0
+    eta_m: float | None = None  # None: 1, for 2-way 1 / terms
     clients: int = 1 << 30  # of the population: a cohort of all of them has no chance in it
 
     def changed(self, **changes) -> "Setup":
@@ -77,13 +78,13 @@ class Course(NamedTuple):
     noise: np.ndarray
 
 
-def course(small: Small, algorithm: str, setup: Setup, eta: float, eta_m: float | None = None):
-    """Of one round; eta_m is 1, for 2-way 1 / terms."""
-    return {"pt": parallel, "1wgt": one_way, "2wgt": two_way}[algorithm](small, setup, eta, eta_m)
+def course(small: Small, algorithm: str, setup: Setup, eta: float) -> Course:
+    """Of one round."""
+    return {"pt": parallel, "1wgt": one_way, "2wgt": two_way}[algorithm](small, setup, eta)
 
 
-def parallel(small: Small, setup: Setup, eta: float, eta_m: float | None) -> Course:
-    eta_m = eta_m or 1.0
+def parallel(small: Small, setup: Setup, eta: float) -> Course:
+    eta_m = 1.0 if setup.eta_m is None else setup.eta_m
     one = np.eye(len(small.gradient))
     steps = [(local(t, setup, eta), setup.eta_s if t.federated else 1.0, t) for t in small.terms]
     return Course(
@@ -93,7 +94,7 @@ def parallel(small: Small, setup: Setup, eta: float, eta_m: float | None) -> Cou
     )
 
 
-def one_way(small: Small, setup: Setup, eta: float, eta_m: float | None) -> Course:
+def one_way(small: Small, setup: Setup, eta: float) -> Course:
     one = np.eye(len(small.gradient))
     populations = [t for t in small.terms if t.federated]
     server = [t for t in small.terms if not t.federated]
@@ -109,9 +110,9 @@ def one_way(small: Small, setup: Setup, eta: float, eta_m: float | None) -> Cour
     )
 
 
-def two_way(small: Small, setup: Setup, eta: float, eta_m: float | None) -> Course:
+def two_way(small: Small, setup: Setup, eta: float) -> Course:
     m, r = len(small.terms), len(small.gradient)
-    eta_m = eta_m or 1 / m
+    eta_m = 1 / m if setup.eta_m is None else setup.eta_m
     one, size = np.eye(r), (m + 1) * r
     at = [slice((j + 1) * r, (j + 2) * r) for j in range(m)]  # of the terms' last gradients
     x = slice(0, r)

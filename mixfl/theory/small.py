@@ -6,15 +6,15 @@ on little else. In them, a term is its gradient, its Hessian, and the covariance
 that, the algorithms can be worked out exactly (see predict.py).
 """
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mixfl.problem import Problem
 from mixfl.theory.curvature import Curvature
-from mixfl.theory.gradients import Gradients
+from mixfl.theory.gradients import Measured
 
 DIRECTIONS = 16
 
@@ -42,11 +42,12 @@ class Small(NamedTuple):
         return np.sum([t.gradient for t in self.terms], axis=0)
 
 
-def directions(curvature: Curvature, x, start, count: int = DIRECTIONS):
-    """An orthonormal basis [r, parameters], and each term's Hessian times it [terms, r, ...]."""
+def krylov(products: Callable, vectors: Sequence, count: int):
+    """From `vectors` and what the terms' Hessians make of them: an orthonormal basis
+    [r, parameters], and each Hessian times it [terms, r, parameters]."""
     basis: list = []
     images: list = []
-    waiting = [start - x, *curvature.gradients(x)]
+    waiting = list(vectors)
 
     def add(v) -> None:
         length = float(jnp.linalg.norm(v))
@@ -60,7 +61,7 @@ def directions(curvature: Curvature, x, start, count: int = DIRECTIONS):
     while waiting and len(basis) < count:
         add(waiting.pop(0))
         if len(images) < len(basis):
-            images.append(curvature.products(x, basis[-1]))
+            images.append(products(basis[-1]))
             waiting += list(images[-1])
     return jnp.stack(basis), jnp.stack(images, axis=1)
 
@@ -80,24 +81,36 @@ def covariance(matrix: np.ndarray) -> np.ndarray:
     return (vectors * kept) @ vectors.T
 
 
-def small(
-    curvature: Curvature, gradients: Gradients, x, start, rounds: Iterable[int],
-    count: int = DIRECTIONS,
-) -> Small:  # fmt: skip
-    """At x, for training that begins at `start` (both flat); the noise is that of the cohorts of
-    the given rounds."""
-    basis, images = directions(curvature, x, start, count)
-    means = np.asarray(curvature.gradients(x) @ basis.T, np.float64)
-    hessians = np.asarray(jnp.einsum("sp,trp->tsr", basis, images), np.float64)
-    unravel = curvature.unravel
-    stacked = jax.vmap(unravel)(basis)
-    measured = [gradients.at(unravel(x), t, stacked).terms for t in rounds]
+class Directions(NamedTuple):
+    """What is known in small before any noise is measured."""
+
+    basis: Any  # [r, parameters]
+    gradients: np.ndarray  # [terms, r], at the origin
+    hessians: np.ndarray  # [terms, r, r]
+    start: np.ndarray  # [r]
+
+
+def directions(curvature: Curvature, x, start, count: int = DIRECTIONS) -> Directions:
+    """At x, for training that begins at `start` (both flat)."""
+    slopes = curvature.gradients(x)
+    basis, images = krylov(lambda v: curvature.products(x, v), [start - x, *slopes], count)
+    return Directions(
+        basis,
+        np.asarray(slopes @ basis.T, np.float64),
+        np.asarray(jnp.einsum("sp,trp->tsr", basis, images), np.float64),
+        np.asarray(basis @ (start - x), np.float64),
+    )
+
+
+def small(problem: Problem, found: Directions, measured: Sequence[Measured]) -> Small:
+    """With the noise of cohorts whose gradients were measured on the basis."""
     terms = [
         SmallTerm(
-            t.name, t in gradients.problem.populations, t.weight, means[j], positive(hessians[j]),
-            covariance(np.mean([m[j].v_matrix for m in measured], axis=0)),
-            covariance(np.mean([m[j].between_matrix for m in measured], axis=0)),
+            t.name, t in problem.populations, t.weight, found.gradients[j],
+            positive(found.hessians[j]),
+            covariance(np.mean([m.terms[j].v_matrix for m in measured], axis=0)),
+            covariance(np.mean([m.terms[j].between_matrix for m in measured], axis=0)),
         )
-        for j, t in enumerate(gradients.problem.terms)
+        for j, t in enumerate(problem.terms)
     ]  # fmt: skip
-    return Small(terms, np.asarray(basis @ (start - x), np.float64))
+    return Small(terms, found.start)
