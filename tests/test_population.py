@@ -9,6 +9,7 @@ import mixfl
 from mixfl.algorithms import ALGORITHMS
 from mixfl.data import store as stores
 from mixfl.engine import cohort
+from mixfl.engine.seeds import generators
 from mixfl.engine.feeding import Feeder
 
 SETTINGS = mixfl.Settings(cohort_size=20, client_batch=4, local_steps=3)
@@ -82,9 +83,10 @@ def test_a_column_in_parts_reads_as_one(folder):
     np.testing.assert_array_equal(column.take(rows), whole[rows])
 
 
-@pytest.mark.parametrize(
-    "words", [(0, 0, 0), (7, 12, 1, 0, 342_476), (2**32 - 1, 1, 2), (2**40, 3, 1)]
-)
+@pytest.mark.parametrize("words", [[0], [3, 0], [7, 12, 1, 0], [1, 2, 3, 4, 5, 6], [2**40, 3]])
 def test_generators_are_those_of_default_rng(words):
-    expected = np.random.default_rng(list(words)).integers(0, 2**62, 4)
-    np.testing.assert_array_equal(cohort.generator(*words).integers(0, 2**62, 4), expected)
+    last = np.array([0, 1, 342_476, 2**32 - 1])
+    for i, rng in enumerate(generators(words, last)):
+        expected = np.random.default_rng([*words, int(last[i])])
+        np.testing.assert_array_equal(rng.integers(0, 2**62, 4), expected.integers(0, 2**62, 4))
+    assert i == 3

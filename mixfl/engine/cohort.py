@@ -7,16 +7,13 @@ saved random state.
 
 import numpy as np
 
+from mixfl.engine.seeds import generators
+
 COHORT, ORDER, CENTRAL, POOLED, SHARE = range(5)
 
 
 def generator(seed: int, round: int, what: int, *which: int) -> np.random.Generator:
-    words = [seed, round, what, *which]
-    if max(words) >= 2**32:
-        return np.random.default_rng(words)
-    # The same generator: default_rng turns numbers into 32-bit words one by one, which is slow.
-    chance = np.random.SeedSequence(np.array(words, np.uint32))  # type: ignore[arg-type]
-    return np.random.Generator(np.random.PCG64(chance))
+    return np.random.default_rng([seed, round, what, *which])
 
 
 def cohort(seed: int, round: int, population: int, clients: int, size: int) -> np.ndarray:
@@ -35,10 +32,9 @@ def cohort_rows(seed, round, population, clients, first, sizes, steps, batch):
     size = steps * batch
     rows = np.empty((len(clients), size), np.int64)
     held = np.minimum(sizes, size)
-    for i, client in enumerate(clients):
+    for i, rng in enumerate(generators([seed, round, ORDER, population], np.asarray(clients))):
         n = held[i]
-        order = generator(seed, round, ORDER, population, client).permutation(sizes[i])
-        rows[i, :n] = order[:n]
+        rows[i, :n] = rng.permutation(sizes[i])[:n]
         if n < size:
             rows[i, n:] = np.resize(rows[i, (n - 1) // batch * batch : n], size - n)
     rows += np.asarray(first)[:, None]
