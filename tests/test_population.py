@@ -9,8 +9,8 @@ import mixfl
 from mixfl.algorithms import ALGORITHMS
 from mixfl.data import store as stores
 from mixfl.engine import cohort
-from mixfl.engine.seeds import generators
 from mixfl.engine.feeding import Feeder
+from mixfl.engine.seeds import generators
 
 SETTINGS = mixfl.Settings(cohort_size=20, client_batch=4, local_steps=3)
 
