@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test test-all check lint bench bench-peers growth lock clean
+.PHONY: demo chromium test test-all check lint bench bench-peers growth lock clean
 
 # Installed once, and again when the project's files or the pinned versions change.
 .venv/ready: pyproject.toml constraints.txt
@@ -18,10 +18,19 @@ demo: .venv/ready
 	$(BIN)/mixfl compare smile --preset demo --algorithms fedavg,pt,1wgt,2wgt,oracle \
 		--out runs/demo --resume
 
-test: .venv/ready
+# For the tests of the report's page, which are skipped without it.
+chromium:
+	@which chromium chromium-browser google-chrome 2> /dev/null | grep -q . || \
+	if [ "$$(id -u)" = 0 ] && which apt-get > /dev/null; then \
+		apt-get update -qq; apt-get install -y -qq chromium || echo "Chromium can't be installed"; \
+	else \
+		echo "For the page's tests install Chromium (Debian: sudo apt-get install chromium)"; \
+	fi
+
+test: .venv/ready chromium
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'not slow'
 
-test-all: .venv/ready
+test-all: .venv/ready chromium
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal
 
 lint: .venv/ready

@@ -14,7 +14,7 @@ from mixfl.errors import MixflError, unknown
 ALGORITHMS = (
     "fedavg", "pt", "1wgt", "2wgt", "example-transfer", "oracle", "central", "pretrain", "baseline"
 )  # fmt: skip
-NAMES = ", ".join(ALGORITHMS)
+ALL = ", ".join(ALGORITHMS)
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -54,9 +54,27 @@ TRAINING = [
     click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE",
                  help="Any key, e.g. --set client_lr=0.1; may be repeated. See `mixfl keys`."),
     click.option("--resume", is_flag=True, help="Go on with what --out holds."),
+    click.option("--track", metavar="NAME", help="Log to MLflow too: --track mlflow."),
     click.option("--distributed", is_flag=True,
                  help="One of several processes that train together (docs/scaling.md)."),
 ]  # fmt: skip
+
+
+SEVERAL_RUNS = TRAINING[:-1]
+JOBS = click.option("--jobs", type=click.IntRange(min=1), metavar="N",
+                    help="Runs at a time; as many as cores, if not given.")  # fmt: skip
+
+
+def cores() -> int:
+    found = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return found or 1
+
+
+def names(text: str) -> list[str]:
+    found = [a.strip() for a in text.split(",") if a.strip()]
+    if not found or len(set(found)) < len(found):
+        raise MixflError(f"{text}: expected different names, separated by commas.")
+    return found
 
 
 def by_hand(rounds, seed, assignments, measure=None) -> dict:
@@ -83,7 +101,7 @@ def begin(task, assignments, out=None) -> dict:
     return given
 
 
-def check_names(task, algorithms) -> None:
+def check_names(task, algorithms, track=None) -> None:
     """Mistakes that need not wait for JAX."""
     from mixfl.tasks import check_name
 
@@ -91,19 +109,23 @@ def check_names(task, algorithms) -> None:
     for given in algorithms:
         if given not in ALGORITHMS:
             raise unknown("algorithm", given, ALGORITHMS)
+    if track is not None:
+        from mixfl.runs.trackers import check as check_tracker
+
+        check_tracker(track)
 
 
 @cli.command()
 @click.argument("task", required=False)
 @options(
-    click.option("--algorithm", metavar="ID", help=f"One of {NAMES}."),
+    click.option("--algorithm", metavar="ID", help=f"One of {ALL}."),
     click.option("--config", type=click.Path(path_type=Path), metavar="FILE",
                  help="A config.toml, as a run's folder holds it: repeats that run."),
     click.option("--measure", metavar="WHAT",
                  help="dissimilarity: G~^2 and B~^2 with each evaluation (theory/g2, theory/b2)."),
 )  # fmt: skip
 def run(
-    task, algorithm, config, measure, preset, rounds, seed, out, data, assignments, resume,
+    task, algorithm, config, measure, preset, rounds, seed, out, data, assignments, resume, track,
     distributed,
 ):  # fmt: skip
     """Train TASK with one algorithm."""
@@ -116,8 +138,8 @@ def run(
     if task is None:
         raise MixflError("which task? For example: mixfl run smile --algorithm 2wgt")
     if algorithm is None:
-        raise MixflError(f"which algorithm? Give --algorithm with one of {NAMES}.")
-    check_names(task, [algorithm])
+        raise MixflError(f"which algorithm? Give --algorithm with one of {ALL}.")
+    check_names(task, [algorithm], track)
     start_jax({**keys, **given}, distributed)
     from mixfl.engine import processes
     from mixfl.runs.config import plan
@@ -131,7 +153,7 @@ def run(
         )  # fmt: skip
     name = task if ".py" not in task else planned.problem.name
     out = out or Path("runs") / f"{name}-{algorithm}-seed{planned.settings.seed}"
-    result = train(planned, out, resume, reporter(processes.first()))
+    result = train(planned, out, resume, reporter(processes.first()), track=track)
     if not processes.first():
         return
     if result.metrics:
@@ -146,21 +168,21 @@ def run(
                  metavar="A,B,...", help="Algorithms to compare."),
     click.option("--trials", type=click.IntRange(min=1), default=1, show_default=True,
                  metavar="N", help="Trials of each, with seeds one apart."),
+    JOBS,
 )  # fmt: skip
 def compare(
-    task, algorithms, trials, preset, rounds, seed, out, data, assignments, resume, distributed
+    task, algorithms, trials, jobs, preset, rounds, seed, out, data, assignments, resume, track,
+    distributed,
 ):  # fmt: skip
     """Train TASK with several algorithms on the same cohorts and seeds."""
     given = by_hand(rounds, seed, assignments)
-    ids = [a.strip() for a in algorithms.split(",") if a.strip()]
-    if not ids or len(set(ids)) < len(ids):
-        raise MixflError(
-            f"--algorithms {algorithms}: expected different names, separated by commas."
-        )
-    check_names(task, ids)
+    ids = names(algorithms)
+    check_names(task, ids, track)
     start_jax(given, distributed)
     from mixfl.engine import processes
     from mixfl.experiments import compare as comparison
+    from mixfl.experiments.board import board
+    from mixfl.experiments.trials import make
     from mixfl.runs.config import plan
     from mixfl.runs.progress import reporter
 
@@ -171,7 +193,14 @@ def compare(
             for a in ids
         ]
     out = out or Path("runs") / f"compare-{plans[0].problem.name}"
-    outcomes = comparison.compare(plans, out, trials, resume, reporter(processes.first()))
+    if distributed or (jobs or cores()) == 1 or len(ids) * trials == 1:
+        outcomes = comparison.compare(
+            plans, out, trials, resume, reporter(processes.first()), track
+        )
+    else:
+        comparison.check(plans)
+        several = comparison.planned_trials(plans, trials, given, track=track)
+        outcomes = comparison.outcomes(make(several, out, jobs or cores(), board(), resume))
     if not processes.first():
         return
     print_table(*comparison.rows(outcomes), title=f"{plans[0].problem.name}: after training")
@@ -186,6 +215,130 @@ def compare(
         click.echo(f"Runs: {out}/<algorithm>/   Plot: {plot}")
     if any(o.diverged for o in outcomes) and not any(o.trials for o in outcomes):
         raise SystemExit(3)
+
+
+@cli.command()
+@click.argument("task")
+@options(
+    click.option("--algorithm", "algorithms", required=True, metavar="ID[,ID]",
+                 help="Algorithm, or several."),
+    click.option("--over", multiple=True, metavar="KEY=V1,V2,...",
+                 help="Values to try; given several times, all combinations."),
+    click.option("--trials", type=click.IntRange(min=1), default=5, show_default=True,
+                 metavar="N", help="Trials of each setting, with seeds one apart."),
+    click.option("--by", metavar="METRIC",
+                 help="What to choose by, on validation data (auc, accuracy, recall@10 or loss)."),
+    JOBS, shared=SEVERAL_RUNS,
+)  # fmt: skip
+def sweep(
+    task, algorithms, over, trials, by, jobs, preset, rounds, seed, out, data, assignments, resume,
+    track,
+):  # fmt: skip
+    """Try settings of TASK: chosen on validation data, reported on test data."""
+    from mixfl.runs.given import parse_over
+
+    given, ids, over = by_hand(rounds, seed, assignments), names(algorithms), parse_over(over)
+    twice = [k for k in over if k in given]
+    if twice:
+        raise MixflError(f"{twice[0]} is given by --over and by --set: leave one out.")
+    check_names(task, ids, track)
+    start_jax(given)
+    from mixfl.experiments import compare as comparison
+    from mixfl.experiments import sweep as sweeping
+    from mixfl.experiments.board import board
+    from mixfl.experiments.trials import make
+    from mixfl.runs.config import plan
+    from mixfl.tasks import find
+
+    if "validation" in find(task).options:
+        given.setdefault("validation", True)
+    problems: dict = {}
+    plans = [
+        plan(task, a, preset=preset, data=data, given=given | keys, problems=problems)
+        for a in ids
+        for keys in sweeping.grid(over)
+    ]
+    comparison.check(plans)
+    out = out or Path("runs") / f"sweep-{plans[0].problem.name}"
+    seed = plans[0].settings.seed
+    several = sweeping.planned_trials(
+        plans[0].task, ids, over, trials, seed, given, preset=preset, data=plans[0].data,
+        track=track,
+    )  # fmt: skip
+    ended = make(several, out, jobs or cores(), board(), resume)
+    found = sweeping.settings(ended, over)
+    choice = sweeping.choose(found, by)
+    sweeping.save(found, choice, out)
+    header, rows = sweeping.table(found, choice)
+    print_table(header, rows, title=f"{plans[0].problem.name}: {trials} trials of each setting")
+    for line in sweeping.verdict(found, choice):
+        click.echo(line)
+    click.echo(f"Runs: {out}/<algorithm>/<setting>/   Figures: {out / sweeping.RESULTS}")
+    if choice.best is None:
+        raise SystemExit(3)
+
+
+@cli.command()
+@click.argument("ids", nargs=-1, metavar="[ID]...")
+@click.option(
+    "--scale",
+    default="quick",
+    show_default=True,
+    metavar="quick|full",
+    help="quick: small, minutes; full: the paper's settings and trials.",
+)
+@click.option(
+    "--data",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="Real data, in folders smile (or celeba), text, movie (or movielens).",
+)
+@click.option(
+    "--out",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="Folder for runs and report (runs/reproduce-SCALE).",
+)
+@click.option("--list", "listing", is_flag=True, help="List tables and figures, with times.")
+@JOBS
+def reproduce(ids, scale, data, out, listing, jobs):  # fmt: skip
+    """The paper's tables and figures, by their labels (all, if none is given), and its claims.
+
+    Run again, it goes on where it stopped.
+    """
+    start_jax({})
+    from mixfl.experiments import reproduce as paper
+    from mixfl.experiments import study
+    from mixfl.experiments.board import board
+    from mixfl.experiments.report.markdown import markdown
+    from mixfl.experiments.report.page import page
+    from mixfl.runs.directory import write_whole
+
+    jobs = jobs or cores()
+    wanted = paper.chosen(ids, scale, data)
+    if listing:
+        header = ["ID", "what", "study", f"time, {jobs} at a time"]
+        print_table(header, paper.listed(scale, data, jobs))
+        every = study.estimate(paper.chosen([], scale, data), jobs)
+        click.echo(f"All of it: about {study.words(every)}.")
+        return
+    out = out or Path("runs") / f"reproduce-{scale}"
+    paper.remember(out, ids, scale, data)
+    time = study.words(study.estimate(wanted, jobs))
+    click.echo(f"{len(wanted)} studies: about {time} on cores like ours, if nothing is made yet.")
+    ended = paper.reproduce(wanted, out, jobs, board())
+    document = paper.document(wanted, ended, out, command_line())
+    write_whole(out / "report.html", page(document).encode())
+    write_whole(out / "report.md", markdown(document).encode())
+    rows = [[f.number, f.says, f.data, f.verdict] for f in document.findings]
+    print_table(["claim", "", "data", "verdict"], rows)
+    click.echo(f"Report: {out / 'report.html'}   (report.md, {paper.RUNS}/)")
+
+
+def command_line() -> str:
+    import shlex
+
+    return shlex.join(["mixfl", *sys.argv[1:]])
 
 
 @cli.command()
@@ -357,6 +510,62 @@ def dissimilarity(task, preset, rounds, simulations, data, assignments, out, as_
     click.echo(f"Plot: {plot}")
 
 
+DIRS = click.argument("folders", nargs=-1, required=True, metavar="DIR...",
+                      type=click.Path(path_type=Path))  # fmt: skip
+
+
+@cli.command()
+@DIRS
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="File to write; report.html in the first DIR, Markdown to the terminal.",
+)
+@click.option("--format", type=click.Choice(["html", "md"]),
+              help="By the ending of --out, or html.")  # fmt: skip
+def report(folders, out, format):
+    """A page with every run below DIR: charts, tables, configurations (docs/report.md)."""
+    from mixfl.experiments.report.from_runs import document
+    from mixfl.experiments.report.save import save
+
+    format = format or ("md" if out is not None and out.suffix == ".md" else "html")
+    found = document(folders)
+    if format == "md" and out is None:
+        from mixfl.experiments.report.markdown import markdown
+
+        click.echo(markdown(found), nl=False)
+        return
+    out = out or folders[0] / "report.html"
+    save(found, out, format)
+    click.echo(f"Report: {out}")
+
+
+@cli.command()
+@DIRS
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    required=True,
+    metavar="FILE",
+    help="File to write, with the ending .pdf, .svg or .png.",
+)
+@click.option(
+    "--metric",
+    "metrics",
+    multiple=True,
+    metavar="M",
+    help="Such as eval/auc; may be repeated. Without it, the most telling ones.",
+)
+def plot(folders, out, metrics):
+    """Draw the runs below DIR, all of one task, for a paper."""
+    from mixfl.experiments.report.from_runs import curves
+    from mixfl.experiments.report.save import save_plot
+
+    save_plot(curves(folders, metrics), out)
+    click.echo(f"Plot: {out}")
+
+
 @cli.command()
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option(
@@ -501,8 +710,7 @@ def start_jax(keys, distributed: bool = False) -> None:
 
     keep_programs()
     wanted = keys.get("devices", "auto")
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    devices = wanted if isinstance(wanted, int) else cores or 1
+    devices = wanted if isinstance(wanted, int) else cores()
     with contextlib.suppress(RuntimeError):  # JAX runs already, where another program calls
         jax.config.update("jax_num_cpu_devices", min(max(devices, 1), 64))
     if distributed:

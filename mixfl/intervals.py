@@ -1,5 +1,6 @@
 """95 % intervals of means, by Student's t."""
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -14,10 +15,15 @@ class Interval(NamedTuple):
 
 
 def half_width(values: Sequence[float] | np.ndarray) -> float:
+    n = len(values)
+    return float(_quantile(n) * np.std(values, ddof=1) / np.sqrt(n)) if n > 1 else math.nan
+
+
+@functools.cache
+def _quantile(n: int) -> float:
     from scipy.stats import t
 
-    n = len(values)
-    return float(t.ppf(0.975, n - 1) * np.std(values, ddof=1) / np.sqrt(n)) if n > 1 else math.nan
+    return t.ppf(0.975, n - 1)
 
 
 def interval(values: Sequence[float] | np.ndarray) -> Interval:

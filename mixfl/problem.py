@@ -19,7 +19,7 @@ from mixfl.errors import MixflError
 Params = Any  # a pytree of floating-point arrays
 RESERVED = {  # what else a run's folder holds
     "config.toml", "metrics.jsonl", "status.json", "model.safetensors", "checkpoints",
-    "tensorboard", ".lock",
+    "tensorboard", "mlflow.json", ".lock",
 }  # fmt: skip
 
 
@@ -91,9 +91,10 @@ class Problem:
     """What to train: the initial model, the terms, and how a model is judged.
 
     `evaluate(params)` returns a dict of numbers, for instance {"loss": ..., "auc": ...} or
-    {"wikipedia/accuracy": ...}. `settings` are defaults for this problem's runs. `files` are
-    texts that a trained model is of no use without (a vocabulary), by the names under which they
-    are kept with a run; a run that is resumed must have the same.
+    {"wikipedia/accuracy": ...}. `validate` does the same on other data, apart from training and
+    evaluation: settings are chosen by it (`mixfl sweep`). `settings` are defaults for this
+    problem's runs. `files` are texts that a trained model is of no use without (a vocabulary), by
+    the names under which they are kept with a run; a run that is resumed must have the same.
     """
 
     init: Callable[[Any], Params]  # key -> params
@@ -102,6 +103,7 @@ class Problem:
     settings: Mapping[str, Any] = field(default_factory=dict)
     name: str = "problem"
     files: Mapping[str, str] = field(default_factory=dict)
+    validate: Callable[[Params], Mapping[str, Any]] | None = None
 
     def __post_init__(self):
         terms = tuple(self.terms)

@@ -64,7 +64,7 @@ from mixfl.cli import main
 from mixfl.runs.progress import Plain
 
 def advance(self, done):
-    slow = {"jax", "orbax", "matplotlib", "scipy", "pyarrow", "PIL"}
+    slow = {"jax", "orbax", "matplotlib", "scipy", "pyarrow", "PIL", "mlflow"}
     print(done, sorted(slow & set(sys.modules)))
     sys.stdout.flush()
     os._exit(0)

@@ -65,7 +65,7 @@ def whole(tmp_path_factory, env):
     others = [a for a in ALGORITHMS if a != "baseline"]
     for several in (others, ["baseline"]):
         compare = [str(MIXFL), "compare", task(several[0]), "--algorithms", ",".join(several)]
-        check([*compare, "--out", str(out), *settings(several)], env)
+        check([*compare, "--jobs", "1", "--out", str(out), *settings(several)], env)
     return out
 
 

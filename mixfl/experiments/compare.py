@@ -11,6 +11,7 @@ import numpy as np
 from mixfl.engine import processes
 from mixfl.engine.preflight import preflight
 from mixfl.errors import Diverged
+from mixfl.experiments.trials import Done, Trial
 from mixfl.intervals import half_width
 from mixfl.runs.config import Plan
 from mixfl.runs.progress import SHOWN, Quiet, number
@@ -27,18 +28,61 @@ class Outcome:
     trials: list[list[dict[str, Any]]] = field(default_factory=list)  # rows of metrics
     diverged: list[int] = field(default_factory=list)  # rounds
 
+    def add(self, done: Done) -> None:
+        if done.status == "diverged":
+            self.diverged.append(done.round)
+        else:
+            self.trials.append(done.rows)
+
     def final(self, metric: str) -> np.ndarray:
         values = [t[-1].get(metric) for t in self.trials if t]
         return np.array([v for v in values if v is not None], float)
 
 
-def compare(
-    plans: Sequence[Plan], out: Path, trials: int, resume: bool, report: Quiet
-) -> list[Outcome]:
-    """Trial k has the seed of the settings plus k, the same for every algorithm."""
+def outcomes(ended: Sequence[Done]) -> list[Outcome]:
+    """Of trials, by algorithm."""
+    found: dict[str, Outcome] = {}
+    for one in ended:
+        outcome = found.setdefault(one.trial.algorithm, Outcome(one.trial.algorithm))
+        outcome.add(one)
+    return list(found.values())
+
+
+def planned_trials(
+    plans: Sequence[Plan], trials: int, given: dict[str, Any], **more
+) -> list[Trial]:
+    """The runs of a comparison, a folder each. Trial k has the seed of the settings plus k, the
+    same for every algorithm."""
+    found = []
+    for plan in plans:
+        for k in range(trials):
+            seed = plan.settings.seed + k
+            folder, label = plan.recipe.id, plan.recipe.id
+            if trials > 1:
+                folder, label = f"{folder}/seed{seed}", f"{label} {k + 1}/{trials}"
+            keys = {a: v for a, v in given.items() if a in {*plan.recipe.uses, *plan.options}}
+            found.append(
+                Trial(
+                    plan.task, plan.recipe.id, folder, label, plan.preset, plan.data,
+                    {**keys, "seed": seed}, **more,
+                )
+            )  # fmt: skip
+    return found
+
+
+def check(plans: Sequence[Plan]) -> None:
+    """Every mistake shows before the first run begins."""
     with processes.Together():
-        for plan in plans:  # every mistake shows before the first run begins
+        for plan in plans:
             preflight(plan.problem, plan.settings, bool(plan.simulator().tables))
+
+
+def compare(
+    plans: Sequence[Plan], out: Path, trials: int, resume: bool, report: Quiet,
+    track: str | None = None,
+) -> list[Outcome]:  # fmt: skip
+    """One run after the other, in this process. Seeds as in `planned_trials`."""
+    check(plans)
     outcomes = []
     for plan in plans:
         outcome = Outcome(plan.recipe.id)
@@ -52,7 +96,7 @@ def compare(
             if trials > 1:
                 where, label = where / f"seed{seed}", f"{label} {k + 1}/{trials}"
             try:
-                outcome.trials.append(run(trial, where, resume, report, label).metrics)
+                outcome.trials.append(run(trial, where, resume, report, label, track).metrics)
             except Diverged as error:
                 outcome.diverged.append(error.round)
                 report.note(str(error))

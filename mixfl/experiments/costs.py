@@ -213,6 +213,26 @@ def tables(found: Costs) -> list[tuple[str, list[str], list[list[str]]]]:
     ]  # fmt: skip
 
 
+def savings(found: Costs) -> list[tuple[str, str, str, float]]:
+    """(algorithm, what, how it was found, the part that it saves against the baseline)."""
+    p, counted, saved = found.paper, found.counted, []
+    if p is None or "baseline" not in counted:
+        return []
+    base = counted["baseline"]
+    for a, c in counted.items():
+        if a == "baseline":
+            continue
+        ratios = [
+            ("communication", "by formula", p.bytes(a) / p.bytes("baseline")),
+            ("communication", "counted", (c.down + c.up) / (base.down + base.up)),
+            ("computation", "by formula", p.step_flop(a) / p.step_flop("baseline")),
+            ("computation", "counted, N^2 d", c.step_flop["pairs"] / base.step_flop["pairs"]),
+            ("computation", "counted, Gram", c.step_flop["gram"] / base.step_flop["gram"]),
+        ]
+        saved += [(a, what, how, 1 - ratio) for what, how, ratio in ratios]
+    return saved
+
+
 def notes(found: Costs) -> list[str]:
     if found.paper is None:
         return []

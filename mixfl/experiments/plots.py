@@ -1,5 +1,4 @@
-"""Plots of runs. An algorithm has the same colour everywhere (Okabe and Ito's palette, which
-colour-blind readers can tell apart)."""
+"""Plots of runs as files."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,57 +11,81 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.ticker import MaxNLocator
 
-COLOURS = {
-    "fedavg": "#7f7f7f", "pt": "#009E73", "1wgt": "#0072B2", "2wgt": "#CC79A7",
-    "oracle": "#000000", "central": "#E69F00", "pretrain": "#D55E00",
-    "example-transfer": "#56B4E9", "baseline": "#8C6D1F",
-}  # fmt: skip
-DASHES = {"fedavg": (4, 2), "oracle": (1, 1.5), "baseline": (1, 1.5)}
-NAMES = {
-    "fedavg": "FedAvg (FL alone)", "pt": "Parallel Training", "1wgt": "1-way Gradient Transfer",
-    "2wgt": "2-way Gradient Transfer", "oracle": "Oracle", "central": "Central alone",
-    "pretrain": "Central, then FedAvg", "example-transfer": "Example Transfer",
-    "baseline": "Baseline (all at the client)",
-}  # fmt: skip
+from mixfl.experiments.report.document import Curves, Series, Trial
+from mixfl.experiments.report.lines import cap, mean
+from mixfl.experiments.style import COLOURS, DASHES, NAMES, TITLES, metric_title, styles
 
-TITLES = {"auc": "AUC", "loss": "loss on the evaluation data"}
+__all__ = ["COLOURS", "DASHES", "NAMES", "TITLES", "curves", "dissimilarity", "draw"]
+
+MARKERS = {"": "", "circle": "o", "square": "s", "diamond": "D", "triangle-up": "^",
+           "triangle-down": "v"}  # fmt: skip
+# Letters that can be searched and edited, and the same bytes for the same runs.
+FILES: Any = {"pdf.fonttype": 42, "svg.fonttype": "none", "svg.hashsalt": "mixfl"}
+UNDATED = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
 
 
 def curves(
     runs: Mapping[str, Sequence[list[dict[str, Any]]]], metrics: Sequence[str], path: Path,
     title: str = "",
 ) -> None:  # fmt: skip
-    """A panel per metric over rounds, a line per algorithm; with several trials, mean and range."""
-    figure, axes = plt.subplots(1, len(metrics), figsize=(5.2 * len(metrics), 3.8), squeeze=False)
-    for axis, metric in zip(axes[0], metrics, strict=True):
-        for algorithm, trials in runs.items():
-            rounds, values = _table(trials, metric)
-            if not len(rounds):
+    """The rows of an algorithm's trials, drawn."""
+    series = [
+        Series(NAMES.get(a, a), a, [Trial(str(k), {}, "", rows) for k, rows in enumerate(trials)])
+        for a, trials in runs.items()
+    ]
+    draw(Curves(title, metrics, series), path)
+
+
+def draw(part: Curves, path: Path) -> None:
+    """A panel per metric over rounds, a line per series; with several trials, the mean and its
+    95 % interval."""
+    columns = min(len(part.metrics), 3)
+    rows = -(-len(part.metrics) // columns)
+    names = [s.name for s in part.series]
+    across = min(3 if max(map(len, names), default=0) < 40 else 1, max(1, len(names)))
+    legend = 0.24 * -(-len(names) // across) + 0.1  # inches
+    size = (5.2 * columns, 3.4 * rows + legend + (0.3 if part.title else 0))
+    figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False)
+    for axis in axes.flat[len(part.metrics) :]:
+        axis.set_axis_off()
+    handles: dict[str, Any] = {}
+    for axis, metric in zip(axes.flat, part.metrics, strict=False):
+        means = [mean(s, metric) for s in part.series]
+        looks = styles([s.algorithm for s in part.series])
+        for name, m, look in zip(names, means, looks, strict=True):
+            if m is None:
                 continue
             style: dict[str, Any] = dict(
-                color=COLOURS.get(algorithm), lw=1.8, label=NAMES.get(algorithm, algorithm)
-            )
-            (line,) = axis.plot(rounds, np.nanmean(values, axis=0), **style)
-            if algorithm in DASHES:
-                line.set_dashes(DASHES[algorithm])
-            if len(values) > 1:
-                low, high = np.nanmin(values, axis=0), np.nanmax(values, axis=0)
-                axis.fill_between(rounds, low, high, color=line.get_color(), alpha=0.15, lw=0)
+                color=look.light, lw=1.8, marker=MARKERS[look.marker], ms=4.5,
+                markevery=max(1, len(m.rounds) // 8),
+            )  # fmt: skip
+            (line,) = axis.plot(m.rounds, m.mean, **style)
+            if look.dashes:
+                line.set_dashes(look.dashes)
+            if m.low:
+                axis.fill_between(m.rounds, m.low, m.high, color=look.light, alpha=0.15, lw=0)
+            handles.setdefault(name, line)
+        if part.log:
+            axis.set_yscale("log")
         axis.set_xlabel("round")
-        name = metric.removeprefix("eval/")
-        axis.set_title(TITLES.get(name, name), loc="left", fontsize=11)
+        axis.set_title(_text(metric_title(metric)), loc="left", fontsize=11)
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)
-        if metric.endswith("loss"):
-            _cap(axis, runs, metric)
-    handles, labels = axes[0][0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="lower center", ncols=min(3, max(1, len(labels))),
-                  frameon=False, fontsize=9)  # fmt: skip
-    if title:
-        figure.suptitle(title, x=0.01, ha="left", fontsize=12)
-    rows = -(-len(labels) // 3)
-    figure.tight_layout(rect=(0, 0.03 + 0.055 * rows, 1, 1))
+        if (cut := cap(metric, names, means)) and not part.log:
+            axis.set_ylim(0, cut[0])
+            axis.text(0.98, 0.94, _text(cut[1]), transform=axis.transAxes, ha="right", fontsize=9,
+                      color="#555")  # fmt: skip
+    figure.legend(list(handles.values()), list(map(_text, handles)), loc="lower center",
+                  ncols=across, frameon=False, fontsize=9)  # fmt: skip
+    if part.title:
+        figure.suptitle(_text(part.title), x=0.01, ha="left", fontsize=12)
+    figure.tight_layout(rect=(0, legend / size[1], 1, 1))
     _save(figure, path)
+
+
+def _text(text: str) -> str:
+    """Matplotlib reads what is between dollars as a formula."""
+    return text.replace("$", r"\$")
 
 
 def dissimilarity(
@@ -91,30 +114,9 @@ def dissimilarity(
 def _save(figure, path: Path) -> None:
     """Whole or not at all."""
     partial = path.with_name("." + path.name)
-    figure.savefig(partial, dpi=150, format=path.suffix[1:])
+    with plt.rc_context(FILES):
+        figure.savefig(
+            partial, dpi=150, format=path.suffix[1:], metadata=UNDATED.get(path.suffix, {})
+        )
     partial.replace(path)
     plt.close(figure)
-
-
-def _table(trials, metric: str) -> tuple[np.ndarray, np.ndarray]:
-    """Rounds that all trials have, and values [trials, rounds]."""
-    by_round = [{r["round"]: r[metric] for r in t if r.get(metric) is not None} for t in trials]
-    rounds = sorted(set.intersection(*map(set, by_round))) if by_round else []
-    return np.array(rounds), np.array([[t[r] for r in rounds] for t in by_round])
-
-
-def _cap(axis, runs, metric) -> None:
-    """FL alone can have a loss so large that the others could not be told apart: it is cut off,
-    and the panel says so."""
-    ends = {
-        a: float(np.mean([t[-1][metric] for t in trials if t and t[-1].get(metric) is not None]))
-        for a, trials in runs.items()
-        if any(t and t[-1].get(metric) is not None for t in trials)
-    }
-    order = sorted(ends, key=ends.__getitem__)
-    if len(order) > 2 and ends[order[-1]] > 3 * ends[order[-2]]:
-        rows = [r for a in order[:-1] for t in runs[a] for r in t[:1]]
-        starts = [r[metric] for r in rows if r.get(metric) is not None] or [0.0]
-        axis.set_ylim(0, 1.2 * max(ends[order[-2]], *starts))
-        text = f"off the scale: {NAMES.get(order[-1], order[-1])}, {ends[order[-1]]:.2f} at the end"
-        axis.text(0.98, 0.94, text, transform=axis.transAxes, ha="right", fontsize=9, color="#555")

@@ -100,27 +100,33 @@ def plan(
 ) -> Plan:
     """The plan of one run. `given` are keys set by hand: they must have an effect on it, or on
     one of the algorithms in `shared_with`. `problems` keeps built problems between plans."""
-    found = find(task)
-    chosen = recipe(algorithm)
-    given = dict(given or {})
-    valid = {*KEYS, *found.options}
-    uses = {*chosen.uses, *found.options}
-    for other in shared_with:
-        uses |= recipe(other).uses
-    check_keys(given, valid=valid, used=uses, by=f"'{algorithm}' on {task}")
-    check_keys(config or {}, valid=valid, used=uses, by=f"'{algorithm}' on {task}")
-    keys = preset_keys(found, preset, algorithm) | dict(config or {}) | given
-
+    found, chosen = find(task), recipe(algorithm)
+    keys = chosen_keys(task, algorithm, preset, config or {}, given or {}, shared_with)
     options = {k: keys.get(k, default) for k, default in found.options.items()}
     built = _cached(problems, found, options, data)
-    chosen_keys = {**built.settings, **{k: v for k, v in keys.items() if k in KEYS}}
     check_keys(built.settings, valid=KEYS)
-    s = Settings(**{k: v for k, v in chosen_keys.items() if k in chosen.uses})
+    settings = {**built.settings, **{k: v for k, v in keys.items() if k in KEYS}}
+    s = Settings(**{k: v for k, v in settings.items() if k in chosen.uses})
     weighted = built.weighted(s.w_f, s.w_c)
     # The same file wherever the run is repeated from.
     data = os.path.abspath(data) if data is not None else None
     task = os.path.abspath(task) if ".py" in task else task
     return Plan(weighted, chosen, s, task, preset, data, options)
+
+
+def chosen_keys(
+    task: str, algorithm: str, preset: str | None, config: Mapping[str, Any],
+    given: Mapping[str, Any], shared_with: Iterable[str] = (),
+) -> dict[str, Any]:  # fmt: skip
+    """What the preset, a file and the user say. No data is read for it."""
+    found, chosen = find(task), recipe(algorithm)
+    valid = {*KEYS, *found.options}
+    uses = {*chosen.uses, *found.options}
+    for other in shared_with:
+        uses |= recipe(other).uses
+    check_keys(given, valid=valid, used=uses, by=f"'{algorithm}' on {task}")
+    check_keys(config, valid=valid, used=uses, by=f"'{algorithm}' on {task}")
+    return preset_keys(found, preset, algorithm) | dict(config) | dict(given)
 
 
 def _cached(problems: dict | None, task: Task, options: dict, data: str | None) -> Problem:

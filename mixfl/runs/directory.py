@@ -4,6 +4,7 @@
     metrics.jsonl      one JSON object per evaluated round
     checkpoints/       Orbax; the newest few
     tensorboard/       the metrics as TensorBoard events
+    mlflow.json        the run's id in MLflow, if it is tracked there
     status.json        running, finished, interrupted or diverged, and at which round
     model.safetensors  the trained model, when the run has finished
     and the problem's own files, such as vocabulary.json
@@ -81,6 +82,10 @@ def _json(content: bytes) -> Any:
         return None
 
 
+class Busy(MixflError):
+    """Another process has the folder."""
+
+
 class RunDirectory:
     """The folder of a run that is under way. One process at a time."""
 
@@ -103,7 +108,7 @@ class RunDirectory:
             fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self.lock.close()
-            raise MixflError(f"another process is writing to {path}.") from None
+            raise Busy(f"another process is writing to {path}.") from None
         try:
             self._look(config, resume)  # again: another process may have been here meanwhile
             for left in path.glob(".*.partial"):

@@ -1,8 +1,10 @@
-"""What a problem's `evaluate` says of a model, as keys of metrics.jsonl, and in a thread."""
+"""What a problem's `evaluate` and `validate` say of a model, as keys of metrics.jsonl; in a
+thread."""
 
 import math
 import threading
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -53,13 +55,17 @@ def one_copy(x: Params) -> Params:
 
 
 def evaluated(problem: Problem, x: Params) -> dict[str, float | None]:
-    """What the problem's `evaluate` says of x, as keys of metrics.jsonl."""
-    if problem.evaluate is None:
-        return {}
-    found = attempt("evaluate", lambda: problem.evaluate(x))  # type: ignore[misc]
-    if not isinstance(found, Mapping):
-        raise MixflError(f"evaluate returned {found!r}: expected a dict of numbers.")
-    return {f"eval/{key}": number(value, key) for key, value in found.items()}
+    """What the problem's `evaluate` and `validate` say of x, as keys of metrics.jsonl."""
+    judges = {"eval": ("evaluate", problem.evaluate), "valid": ("validate", problem.validate)}
+    rows: dict[str, float | None] = {}
+    for prefix, (name, judge) in judges.items():
+        if judge is None:
+            continue
+        found = attempt(name, partial(judge, x))
+        if not isinstance(found, Mapping):
+            raise MixflError(f"{name} returned {found!r}: expected a dict of numbers.")
+        rows |= {f"{prefix}/{key}": number(value, key) for key, value in found.items()}
+    return rows
 
 
 def number(value: Any, key: str) -> float | None:

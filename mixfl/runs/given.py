@@ -1,7 +1,7 @@
 """What the user says, on the command line or in a file. Needs no JAX: mistakes show at once."""
 
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,4 +42,26 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
             found[key] = tomllib.loads(f"v = {value}")["v"]
         except (ValueError, RecursionError):  # tomllib's own, and Python's limits
             found[key] = value.strip()
+    return found
+
+
+def parse_over(texts: Sequence[str]) -> dict[str, list[Any]]:
+    """`key=v1,v2,...`, each value as --set reads it."""
+    found: dict[str, list[Any]] = {}
+    for text in texts:
+        key, equals, values = text.partition("=")
+        key, several = key.strip(), [v.strip() for v in values.split(",")]
+        if not equals or not key or not all(several):
+            raise MixflError(
+                f"--over {text}: expected key=v1,v2,..., for example --over client_lr=0.1,0.3,1."
+            )
+        if key in found:
+            raise MixflError(f"--over {key} is given twice.")
+        if key == "seed":
+            raise MixflError("--over seed: that is what --trials is for.")
+        found[key] = [parse_assignments([f"{key}={v}"])[key] for v in several]
+        if len(set(map(str, found[key]))) < len(found[key]):
+            raise MixflError(f"--over {text}: a value is given twice.")
+    if not found:
+        raise MixflError("what to sweep over? For example: --over client_lr=0.1,0.3,1")
     return found

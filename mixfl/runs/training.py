@@ -23,6 +23,7 @@ from mixfl.runs.directory import Events, RunDirectory, load_model, read_metrics,
 from mixfl.runs.evaluation import Evaluation, evaluated, number, one_copy
 from mixfl.runs.progress import Quiet, reporter
 from mixfl.runs.stopping import stop_requested
+from mixfl.runs.trackers import tracker as find_tracker
 from mixfl.settings import KEYS, Settings, check_keys
 from mixfl.sparse import why_dense
 from mixfl.theory.gradients import Gradients
@@ -46,12 +47,14 @@ def train(
     out: str | Path | None = None,
     resume: bool = False,
     progress: bool | None = None,
+    track: str | None = None,
     **settings: Any,
 ) -> Result:
     """Train a problem with an algorithm, and keep the run in the folder `out` if one is given.
 
     `settings` are the keys of `mixfl.Settings`; those given to the algorithm come first.
-    `progress`: True, False, or None for a bar on a terminal only.
+    `progress`: True, False, or None for a bar on a terminal only. `track`: "mlflow", to log the
+    metrics there too.
     """
     chosen = find_recipe(algorithm)
     given = chosen.settings | settings
@@ -60,14 +63,21 @@ def train(
     keys = {k: v for k, v in problem.settings.items() if k in chosen.uses} | given
     s = Settings(**keys)
     plan = Plan(problem.weighted(s.w_f, s.w_c), chosen, s)
-    return run(plan, Path(out) if out is not None else None, resume, reporter(progress))
+    if track is not None and out is None:
+        raise MixflError("track needs the folder of the run, by which it goes on: give out.")
+    where = Path(out) if out is not None else None
+    return run(plan, where, resume, reporter(progress), track=track)
 
 
-def run(plan: Plan, out: Path | None, resume: bool, report: Quiet, label: str = "") -> Result:
+def run(
+    plan: Plan, out: Path | None, resume: bool, report: Quiet, label: str = "",
+    track: str | None = None,
+) -> Result:  # fmt: skip
     """Everything is checked before anything is written."""
     first = processes.first()
     report = report if first else Quiet()
     with processes.Together():
+        tracker = find_tracker(track if first else None)
         simulator = plan.simulator()
         preflight(plan.problem, plan.settings, bool(simulator.tables))
         # A mistake in it shows now, not after the first rounds.
@@ -87,19 +97,27 @@ def run(plan: Plan, out: Path | None, resume: bool, report: Quiet, label: str = 
                         directory.set_status("finished", plan.settings.rounds)
                     report.note(f"{out} is finished already")
                     finished.value = read_metrics(out)
+                    tracker.begin(directory, plan.problem.name, config, finished.value, report.note)
+                    tracker.end()
         rows = finished.value
         if rows is not None:
             like = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), simulator.shapes().x)
             params = processes.share(like if params is None else params)
             return Result(params, rows, config, rows[-1]["clients/rejected"] if rows else 0)
-        training = Training(plan, simulator, config, out, directory, report, stack, before)
-        return training.run(label)
+        training = Training(plan, simulator, config, out, directory, report, stack, before, tracker)
+        try:
+            result = training.run(label)
+        except BaseException as error:
+            tracker.end(error)
+            raise
+        tracker.end()
+        return result
 
 
 class Training:
     """One run under way."""
 
-    def __init__(self, plan, simulator, config, out, directory, report, stack, before):
+    def __init__(self, plan, simulator, config, out, directory, report, stack, before, tracker):
         self.plan, self.simulator, self.config, self.out = plan, simulator, config, out
         self.directory, self.report, self.s = directory, report, plan.settings
         self.rows: list[dict[str, Any]] = []
@@ -111,7 +129,7 @@ class Training:
         self.gradients = None
         if self.s.measure == "dissimilarity":
             self.gradients = Gradients(plan.problem, self.s)
-        self.stack = stack
+        self.stack, self.tracker = stack, tracker
         self.met = (0, time.perf_counter())  # round and time at which the processes met last
         self.meeting = 0  # the round of their next meeting
 
@@ -177,6 +195,8 @@ class Training:
         if lost:
             self.report.note(f"metrics.jsonl is damaged: it lacks round {min(lost)}")
         self.events = Events(self.directory.path / "tensorboard", start)
+        name = self.plan.problem.name
+        self.tracker.begin(self.directory, name, self.config, self.rows, self.report.note)
         return start, state
 
     def _loop(self, state: Any, start: int, asked: Callable[[], bool]) -> Any:
@@ -335,6 +355,7 @@ class Training:
         if self.directory is not None and self.events is not None:
             self.directory.add_metrics(row)
             self.events.add(row)
+            self.tracker.add(row)
         self.report.evaluated(row)
 
     def _interrupted(self, t: int) -> None:

@@ -25,7 +25,7 @@ from mixfl.errors import MixflError, unknown
 from mixfl.problem import Central, Federated, Problem
 from mixfl.tasks import key
 from mixfl.tasks.chunks import over_chunks
-from mixfl.tasks.options import check
+from mixfl.tasks.options import VALIDATION_HELP, check, check_flags
 
 SPLITS = ("test", "validation")
 # The paper's users: 3865 train, 483 are for validation, 483 for tests, 1209 are datacenter data.
@@ -44,6 +44,7 @@ class Options:
     spreadout: float | str = key("auto", "lambda, the regularizer's strength; auto: 40 / movies")
     largest_id: int | str = key("auto", "of the movies; auto: the data's")
     split: str = key("test", "users to evaluate on: test or validation")
+    validation: bool = key(False, VALIDATION_HELP)
     count_context: bool = key(True, "are movies of the context candidates of recall@10?")
     eval_examples: int = key(100_000, "examples to evaluate on, at most")
     users: int = key(1000, "of the synthetic data, held-out ones included")
@@ -55,8 +56,9 @@ class Options:
     def __post_init__(self):
         if self.split not in SPLITS:
             raise unknown("value of split", self.split, SPLITS)
-        if not isinstance(self.count_context, bool):
-            raise MixflError(f"count_context = {self.count_context!r}: expected true or false.")
+        check_flags(self, "count_context", "validation")
+        if self.validation and self.split == "validation":
+            raise MixflError("validation = true needs split = test: give one of the two.")
         if self.largest_id != "auto":
             check(self, int, largest_id=(1, 10**8))
         if self.spreadout != "auto":
@@ -87,13 +89,15 @@ def problem(options: Options = Options(), data: Path | None = None) -> Problem: 
     train = parts["train"]
     hinge = partial(hinge_loss, margin=options.margin)
     spread = partial(spreadout, strength=options.strength(movies))
+    judge = partial(Evaluation, train=train, movies=movies, options=options)
     return Problem(
         init=partial(init, movies=movies, embedding=options.embedding),
         terms=[
             Federated(hinge, train, weight=0.5, rows={"movies": ("context", "movie")}),
             Central(spread, weight=0.5),
         ],
-        evaluate=Evaluation(parts[options.split], train, movies, options),
+        evaluate=judge(parts[options.split]),
+        validate=judge(parts["validation"]) if options.validation else None,
         name="movie",
     )
 

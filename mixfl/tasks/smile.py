@@ -20,7 +20,7 @@ from mixfl.errors import MixflError, unknown
 from mixfl.problem import Central, Federated, Problem
 from mixfl.tasks import key
 from mixfl.tasks.chunks import over_chunks
-from mixfl.tasks.options import check
+from mixfl.tasks.options import VALIDATION_HELP, check, check_flags, set_aside
 
 INPUTS = ("standardized", "central", "unit")
 EVAL_CHUNK = 1000
@@ -38,6 +38,7 @@ class Options:
     per_client: int = key(30, "images per synthetic client, both labels")
     difficulty: float = key(0.5, "of the synthetic faces, 0 to 1")
     held_out: float = key(0.2, "part of the clients that is for evaluation")
+    validation: bool = key(False, VALIDATION_HELP)
     data_seed: int = key(0, "seed of the synthetic faces and of the clients held out")
 
     def __post_init__(self):
@@ -48,11 +49,15 @@ class Options:
             per_client=(2, 10**6), data_seed=(0, 2**63),
         )  # fmt: skip
         check(self, float, difficulty=(0, 1), held_out=(0, 1))
+        check_flags(self, "validation")
 
 
 def problem(options: Options = Options(), data: Path | None = None) -> Problem:  # noqa: B008
     """From a client store with the columns `image` and `smiling`, or synthetic faces."""
     train, held_out = _divided(options, data)
+    validation = None
+    if options.validation:
+        train, validation = set_aside(train, options.data_seed)
     smiling = train.where(lambda c: c["smiling"] == 1, "smiling")
     unsmiling = train.where(lambda c: c["smiling"] == 0, "smiling").examples
     for label, images in (("smiling", smiling.examples), ("unsmiling", unsmiling)):
@@ -72,6 +77,7 @@ def problem(options: Options = Options(), data: Path | None = None) -> Problem: 
             Central(loss, unsmiling, weight=0.5),
         ],
         evaluate=Evaluation(held_out.examples, mean, scale),
+        validate=Evaluation(validation.examples, mean, scale) if validation else None,
         name="smile",
     )
 

@@ -19,7 +19,7 @@ from mixfl.errors import MixflError, unknown
 from mixfl.problem import Central, Federated, Problem
 from mixfl.tasks import char_model, key
 from mixfl.tasks.chunks import over_chunks
-from mixfl.tasks.options import check
+from mixfl.tasks.options import VALIDATION_HELP, check, check_flags, set_aside
 from mixfl.tasks.vocabulary import FILE, TFF, UNKNOWN, Vocabulary
 
 VOCABULARIES = ("central", "tff")
@@ -35,6 +35,7 @@ class Options:
     vocabulary: str = key("central", "characters of the central data; or tff: TFF's 86")
     vocabulary_size: int = key(100, "characters of the central data at most")
     held_out: float = key(0.1, "part of the clients and articles that is for evaluation")
+    validation: bool = key(False, VALIDATION_HELP)
     eval_sequences: int = key(1000, "sequences of each split that are evaluated at most")
     clients: int = key(250, "synthetic clients, held-out ones included")
     per_client: int = key(80, "sequences per synthetic client")
@@ -52,6 +53,7 @@ class Options:
             articles=(2, 10**8), length=(1, 10**6), data_seed=(0, 2**63),
         )  # fmt: skip
         check(self, float, embedding_scale=(0, 100), difficulty=(0, 1), held_out=(0, 1))
+        check_flags(self, "validation")
 
 
 def problem(options: Options = Options(), data: Path | None = None) -> Problem:  # noqa: B008
@@ -60,10 +62,16 @@ def problem(options: Options = Options(), data: Path | None = None) -> Problem: 
     parts = _synthetic(o) if data is None else _opened(data, o)
     train = {name: part[0] for name, part in parts.items()}
     test = {name: part[1].examples for name, part in parts.items()}
+    validation = None
+    if o.validation:
+        divided = {name: set_aside(part, o.data_seed) for name, part in train.items()}
+        train = {name: part[0] for name, part in divided.items()}
+        validation = {name: part[1].examples for name, part in divided.items()}
     vocabulary = Vocabulary(tuple(TFF))
     if o.vocabulary == "central":  # the clients' text can't be read
         vocabulary = Vocabulary.of(train["central"].examples, o.vocabulary_size, o.data_seed)
     loss = partial(char_model.loss, table=vocabulary.table)
+    judge = partial(Evaluation, vocabulary=vocabulary, most=o.eval_sequences, seed=o.data_seed)
     return Problem(
         init=partial(
             char_model.init, vocabulary=len(vocabulary), embedding=o.embedding, hidden=o.hidden,
@@ -73,7 +81,8 @@ def problem(options: Options = Options(), data: Path | None = None) -> Problem: 
             Federated(loss, train["federated"], weight=WEIGHTS["federated"]),
             Central(loss, train["central"].examples, weight=WEIGHTS["central"]),
         ],
-        evaluate=Evaluation(test, vocabulary, o.eval_sequences, o.data_seed),
+        evaluate=judge(test),
+        validate=judge(validation) if validation else None,
         name="text",
         files={FILE: vocabulary.to_json()},
     )  # fmt: skip

@@ -1,0 +1,115 @@
+"""What a report holds, whatever it is written as. All of it is text and numbers: nothing in it is
+trusted to be HTML or Markdown."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+Row = Mapping[str, Any]  # of metrics.jsonl: flat keys, `round`, numbers or None
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run."""
+
+    name: str  # the folder, relative to where the report is from
+    config: Mapping[str, Any]
+    command: str  # repeats it
+    rows: Sequence[Row]
+    status: str = "finished"  # or running, interrupted, failed, "diverged at round 12"
+
+
+@dataclass(frozen=True)
+class Series:
+    """The trials of one setting: a line with its 95 % band."""
+
+    name: str  # for the legend, such as "2-way Gradient Transfer" or "1wgt, central_batch = 25"
+    algorithm: str  # its id decides the colour
+    trials: Sequence[Trial]
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Metrics over rounds (or bytes, or seconds), a panel each."""
+
+    title: str
+    metrics: Sequence[str]  # keys of the rows
+    series: Sequence[Series]
+    label: str = ""  # the paper's, such as fig.nmp
+    text: str = ""  # what to see in it
+    log: bool = False  # whether the y axis begins as a logarithm
+
+
+@dataclass(frozen=True)
+class Point:
+    x: float
+    mean: float | None  # None: diverged
+    low: float | None = None  # of the 95 % interval; None with one trial
+    high: float | None = None
+    note: str = ""  # such as "2 of 3 trials diverged"
+
+
+@dataclass(frozen=True)
+class Line:
+    name: str
+    algorithm: str
+    points: Sequence[Point]
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A metric's final value against a key."""
+
+    title: str
+    x: str
+    y: str
+    lines: Sequence[Line]
+    label: str = ""
+    text: str = ""
+    log_x: bool = True
+
+
+@dataclass(frozen=True)
+class Table:
+    title: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    label: str = ""
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A claim, and what came out on one data set."""
+
+    number: str
+    says: str
+    data: str  # such as "smile, synthetic"
+    verdict: str  # agree, disagree, not decided
+    evidence: Sequence[str]  # the figures behind it, a line each
+
+
+@dataclass(frozen=True)
+class Section:
+    title: str
+    parts: Sequence[Curves | Sweep | Table]
+    text: str = ""
+
+
+@dataclass(frozen=True)
+class Document:
+    title: str
+    facts: Sequence[tuple[str, str]]  # such as ("command", "mixfl reproduce --scale quick")
+    findings: Sequence[Finding]
+    sections: Sequence[Section]
+    notes: Sequence[str] = field(default_factory=tuple)
+
+    def trials(self) -> list[Trial]:
+        """Every run that is shown, once."""
+        found: dict[str, Trial] = {}
+        for section in self.sections:
+            for part in section.parts:
+                if isinstance(part, Curves):
+                    for series in part.series:
+                        found.update({t.name: t for t in series.trials})
+        return list(found.values())

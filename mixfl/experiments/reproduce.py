@@ -1,0 +1,255 @@
+"""`mixfl reproduce`: the paper's tables and figures, and its claims, from the studies' runs."""
+
+import datetime
+import json
+import os
+import platform
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import mixfl
+from mixfl.errors import MixflError, unknown
+from mixfl.experiments import study as studies
+from mixfl.experiments.board import Board
+from mixfl.experiments.claims import FIRST, Results, decide
+from mixfl.experiments.compare import Outcome
+from mixfl.experiments.report.document import (
+    Curves,
+    Document,
+    Finding,
+    Line,
+    Point,
+    Section,
+    Series,
+    Sweep,
+    Table,
+)
+from mixfl.experiments.report.document import Trial as Shown
+from mixfl.experiments.study import Setting, Study
+from mixfl.experiments.sweep import cell
+from mixfl.experiments.trials import Done, Trial, make
+from mixfl.intervals import interval
+from mixfl.runs.directory import write_whole
+from mixfl.tasks import read_toml
+
+RUNS = "runs"
+REQUEST = "reproduce.json"
+
+
+def chosen(ids: Sequence[str], scale: str, data: Path | None) -> list[Study]:
+    """The studies with these labels (or names); all of them, if none is given."""
+    if scale not in studies.SCALES:
+        raise unknown("scale", scale, studies.SCALES)
+    every = [studies.read(path, scale, data) for path in studies.files()]
+    known = {s.id for s in every} | {label for s in every for label in s.labels}
+    for given in ids:
+        if given not in known:
+            raise unknown("table or figure", given, known)
+    wanted = [s for s in every if not ids or {s.id, *s.labels} & set(ids)]
+    if data is not None and not any(s.real for s in wanted):
+        folders = ", ".join(name for names in studies.FOLDERS.values() for name in names)
+        raise MixflError(
+            f"--data {data} has none of the folders {folders}: make them with `mixfl data prepare`."
+        )
+    return wanted
+
+
+def listed(scale: str, data: Path | None, jobs: int) -> list[list[str]]:
+    """Label, what it is, study, estimated time."""
+    every = chosen([], scale, data)
+    labels = dict.fromkeys(label for s in every for label in s.labels)
+    rows = []
+    for label in labels:
+        shown = [s for s in every if label in s.labels]
+        time = (
+            studies.words(studies.estimate(shown, jobs)) if any(s.settings for s in shown) else "-"
+        )
+        rows.append(
+            [label, "; ".join(s.title for s in shown), ", ".join(s.id for s in shown), time]
+        )
+    return rows
+
+
+def reproduce(wanted: Sequence[Study], out: Path, jobs: int, board: Board) -> dict[str, Done]:
+    """Makes the runs of the studies, each once; by folder."""
+    trials: dict[str, Trial] = {t.folder: t for s in wanted for t in s.trials()}
+    # The first trial of every setting, then the second: a part of them tells something already.
+    order = sorted(trials.values(), key=lambda t: t.keys["seed"])
+    ended = make(order, out / RUNS, jobs, board)
+    return {d.trial.folder: d for d in ended}
+
+
+def remember(out: Path, ids: Sequence[str], scale: str, data: Path | None) -> None:
+    """What was asked for, so that `mixfl report` can show it again."""
+    out.mkdir(parents=True, exist_ok=True)
+    file, asked = out / REQUEST, {"ids": list(ids), "scale": scale}
+    if data is not None:
+        asked["data"] = os.path.abspath(data)
+    if file.exists():
+        before = json.loads(file.read_bytes())
+        for key in ("scale", "data"):
+            if before.get(key) != asked.get(key):
+                raise MixflError(
+                    f"{out} was made with {key} = {before.get(key)}, not {asked.get(key)}: choose "
+                    "another --out."
+                )
+    write_whole(file, (json.dumps(asked) + "\n").encode())
+
+
+def document(
+    wanted: Sequence[Study], ended: Mapping[str, Done], out: Path, command: str
+) -> Document:
+    findings: list[Finding] = []
+    sections = []
+    for study in wanted:
+        findings += decide(study, ended)
+        parts = [part for show in study.shows for part in shown(study, show, ended, out)]
+        sections.append(Section(study.title, parts, study.text))
+    facts = [
+        ("command", command),
+        ("date", datetime.date.today().isoformat()),
+        ("machine", f"{processor()}, {os.cpu_count()} cores"),
+        ("versions", f"mixfl {mixfl.__version__}, Python {platform.python_version()}"),
+        ("runs", str(len(ended))),
+    ]
+    findings.sort(
+        key=lambda f: (not f.number.isdigit(), int(f.number) if f.number.isdigit() else 0)
+    )
+    return Document("Mixed Federated Learning: the paper's tables and figures", facts, findings,
+                    sections)  # fmt: skip
+
+
+def processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor() or platform.machine()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
+def shown(study: Study, show: Mapping[str, Any], ended: Mapping[str, Done], out: Path) -> list:
+    kinds: dict[str, Callable[..., list]] = {
+        "curves": curves, "final": final, "table": table, "largest": largest, "costs": costs,
+        "bounds": bounds,
+    }  # fmt: skip
+    return kinds[show["kind"]](study, show, ended, out)
+
+
+def head(study: Study, show: Mapping[str, Any]) -> dict[str, Any]:
+    title = f"{show.get('title', study.title)} ({study.data})"
+    return {"title": title, "label": show["label"], "text": show.get("text", "")}
+
+
+def curves(study, show, ended, out) -> list[Curves]:
+    settings = study.named(show.get("series"))
+    split = show.get("panel_per")  # a part for each algorithm, as the paper has it
+    groups = [settings]
+    if split == "algorithm":
+        ids = dict.fromkeys(s.algorithm for s in settings)
+        groups = [[s for s in settings if s.algorithm == a] for a in ids]
+    found = []
+    for group in groups:
+        about = head(study, show)
+        if len(groups) > 1:
+            about["title"] += f": {group[0].algorithm}"
+        lines = [series(s, ended, out) for s in group]
+        found.append(
+            Curves(metrics=show["metrics"], series=lines, log=show.get("log", False), **about)
+        )
+    return found
+
+
+def series(setting: Setting, ended: Mapping[str, Done], out: Path) -> Series:
+    trials = []
+    for trial in setting.trials:
+        done = ended[trial.folder]
+        status = f"diverged at round {done.round}" if done.status == "diverged" else done.status
+        config = shlex.quote(str(done.folder / "config.toml"))
+        command = f"mixfl run --config {config} --out NEW_FOLDER"
+        name = str(done.folder.relative_to(out))
+        trials.append(
+            Shown(name, read_toml(done.folder / "config.toml"), command, done.rows, status)
+        )
+    return Series(setting.name, setting.algorithm, trials)
+
+
+def final(study, show, ended, out) -> list[Sweep]:
+    """A metric at the end against a key."""
+    results, key, metric = Results(study, ended), show["key"], show["metric"]
+    lines: dict[tuple[str, str], list[Point]] = {}
+    for setting in study.named(show.get("series")):
+        values = results.values(setting, metric, show.get("at", "end"))
+        name = setting.name.replace(f" {key}={studies.plain(setting.keys[key])}", "")
+        good = values[~np.isnan(values)]
+        note = f"{len(values) - len(good)} of {len(values)} trials diverged" * (
+            len(good) < len(values)
+        )
+        mean, low, high = interval(good) if len(good) else (None, None, None)
+        if len(good) < 2:
+            low = high = None
+        point = Point(float(setting.keys[key]), mean, low, high, note)
+        lines.setdefault((name, setting.algorithm), []).append(point)
+    drawn = [Line(n, a, sorted(p, key=lambda p: p.x)) for (n, a), p in lines.items()]
+    return [Sweep(x=key, y=metric, lines=drawn, **head(study, show))]
+
+
+def table(study, show, ended, out) -> list[Table]:
+    """Values at the end."""
+    rows = []
+    for setting in study.named(show.get("series")):
+        outcome = Outcome(setting.algorithm)
+        for trial in setting.trials:
+            outcome.add(ended[trial.folder])
+        row = [setting.name, *(cell(outcome, m) for m in show["metrics"])]
+        for key in ("comm/down_bytes", "comm/up_bytes"):
+            values = outcome.final(key)
+            row.append(f"{values.mean() / 1e3:.4g}" if len(values) else "-")
+        rows.append(row)
+    header = ["", *(m.removeprefix("eval/") for m in show["metrics"]), "KB down", "KB up"]
+    return [Table(header=header, rows=rows, **head(study, show))]
+
+
+def largest(study, show, ended, out) -> list[Table]:
+    """The largest values over rounds and trials, beside the paper's."""
+    results = Results(study, ended)
+    rows = []
+    for setting in study.named(show.get("series")):
+        found = [results.values(setting, m, "largest").max() for m in show["metrics"]]
+        rows.append([f"{setting.name}, from round {FIRST}", *(f"{v:.4g}" for v in found)])
+    rows.append(["the paper", *(f"{v:g}" for v in show["paper"])])
+    header = ["", *(f"largest {m.removeprefix('theory/')}" for m in show["metrics"])]
+    return [Table(header=header, rows=rows, **head(study, show))]
+
+
+def costs(study, show, ended, out) -> list[Table]:
+    from mixfl.experiments import costs as counting
+
+    found = study.costs()
+    every = counting.tables(found)
+    about = head(study, show)
+    picked = [every[i] for i in show["tables"]]
+    text = " ".join([about.pop("text"), *counting.notes(found)]).strip()
+    label = about["label"]
+    return [
+        Table(title=title, header=header, rows=rows, label=label, text=text if i == 0 else "")
+        for i, (title, header, rows) in enumerate(picked)
+    ]
+
+
+def bounds(study, show, ended, out) -> list[Table]:
+    from mixfl.experiments import bounds as theory
+
+    symbols = dict(sigma_f2=0.0, mu=0.0, G2=0.0, B2=1.0, D2=None, F=None, eta_s=1.0, eta_m=1.0)
+    entries = theory.bounds(**{**symbols, **study.bounds})
+    title, header, rows = theory.tables(entries)[show["table"]]
+    columns = [header.index(c) for c in show["columns"]]
+    about = head(study, show) | {"title": show.get("title", title)}
+    given = ", ".join(f"{k} = {v:g}" for k, v in study.bounds.items())
+    about["text"] = f"{about['text']} For {given}.".strip()
+    cells = [[row[c] for c in columns] for row in rows]
+    return [Table(header=[header[c] for c in columns], rows=cells, **about)]

@@ -1,0 +1,283 @@
+"""Many runs, spread over the cores, each in a folder of its own.
+
+The folders are the results: a run that has finished, or diverged, is never made again; one that
+was interrupted goes on from its checkpoint. A run's folder is locked while it is written to, so
+that several commands may work on the same results.
+
+Every core has a process of its own (worker.py), which makes one run after the other. On a CPU
+this is faster than all cores for one run, and far faster than several runs compiled into one
+program (docs/experiments.md has the figures).
+"""
+
+import collections
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import mixfl
+from mixfl.errors import Interrupted, MixflError
+from mixfl.experiments.board import Board
+from mixfl.runs.config import chosen_keys
+from mixfl.runs.directory import differences, read_metrics, read_status
+from mixfl.settings import KEYS
+from mixfl.tasks import read_toml
+
+OVER = ("finished", "diverged")  # nothing is left to do
+BUSY_SECONDS = 1.0  # until a run that another command is making is looked at again
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A run to be made, in plain values: they are handed to another process."""
+
+    task: str
+    algorithm: str
+    folder: str  # relative to the results' folder
+    label: str
+    preset: str | None = None
+    data: str | None = None
+    keys: Mapping[str, Any] = field(default_factory=dict)
+    track: str | None = None
+
+    def wanted(self) -> dict[str, Any]:
+        """What its config.toml must say, as far as it can be told without the data."""
+        found = chosen_keys(self.task, self.algorithm, self.preset, {}, self.keys)
+        head = {"task": self.task, "algorithm": self.algorithm, "version": mixfl.__version__}
+        if ".py" in self.task:
+            head["task"] = os.path.abspath(self.task)
+        if self.preset is not None:
+            head["preset"] = self.preset
+        if self.data is not None:
+            head["data"] = os.path.abspath(self.data)
+        return head | {k: v for k, v in found.items() if v not in ("auto", None)}
+
+    def rounds(self) -> int:
+        return self.wanted().get("rounds", KEYS["rounds"].default)
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a trial ended."""
+
+    trial: Trial
+    folder: Path
+    status: str
+    round: int
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        return read_metrics(self.folder)
+
+
+def done(trial: Trial, out: Path) -> Done | None:
+    """How it ended, if it is over. Another run in its folder is an error."""
+    folder = out / trial.folder
+    status = read_status(folder)
+    if status.get("status") not in OVER or not (folder / "config.toml").is_file():
+        return None
+    config = read_toml(folder / "config.toml")
+    wanted = {k: v for k, v in trial.wanted().items() if k in config or k in ("preset", "data")}
+    changed = differences({k: config.get(k) for k in wanted}, wanted)
+    if config.get("version") != mixfl.__version__:
+        changed.append(f"version was {config.get('version')}, now {mixfl.__version__}")
+    if changed:
+        raise MixflError(
+            f"{folder} holds another run ({'; '.join(changed)}): choose another --out."
+        )
+    return Done(trial, folder, status["status"], int(status.get("round", 0)))
+
+
+def make(
+    trials: Sequence[Trial], out: Path, jobs: int, board: Board, resume: bool = True
+) -> list[Done]:
+    """Makes the trials that are not over yet; returns how all ended, in their order."""
+    begun = next((t for t in trials if (out / t.folder / "config.toml").exists()), None)
+    if begun is not None and not resume:
+        raise MixflError(
+            f"{out / begun.folder} holds a run already: --resume to go on, or choose another --out."
+        )
+    found = {t.folder: done(t, out) for t in trials}
+    left = collections.deque(t for t in trials if found[t.folder] is None)
+    jobs = max(1, min(jobs, len(left)))
+    board.begin(list(left), len(trials), jobs)
+    try:
+        if left:
+            Crew(left, found, out, jobs, board).work()
+    finally:
+        board.end()
+    return [found[t.folder] for t in trials]  # type: ignore[misc]
+
+
+class Crew:
+    """The processes, a thread for each."""
+
+    def __init__(self, left, found, out: Path, jobs: int, board: Board):
+        self.left, self.found, self.out, self.board = left, found, out, board
+        self.lock = threading.Lock()
+        self.error: MixflError | None = None
+        self.stopping = False
+        cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+        # As many as cores, a core for each; fewer share them.
+        pinned = jobs == len(cores) and jobs > 1
+        self.workers = [Worker(cores[i] if pinned else None, out, jobs) for i in range(jobs)]
+
+    def work(self) -> None:
+        threads = [
+            threading.Thread(target=self._guarded, args=(i, w), daemon=True)
+            for i, w in enumerate(self.workers)
+        ]
+        with self._interrupts():
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                while thread.is_alive():
+                    thread.join(0.2)
+        if self.error is not None:
+            raise self.error
+        if self.stopping:
+            raise Interrupted(
+                f"stopped; {sum(d is not None for d in self.found.values())} of {len(self.found)} "
+                f"runs are over, the others are saved in {self.out}. The same command with "
+                "--resume goes on."
+            )
+
+    @contextlib.contextmanager
+    def _interrupts(self):
+        """Ctrl-C and SIGTERM: the workers save and stop; a second one stops at once."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def handler(number, frame):
+            if self.stopping:
+                for worker in self.workers:
+                    worker.kill()
+                raise KeyboardInterrupt
+            self.stopping = True
+            self.board.note("stopping: runs under way are saved; Ctrl-C again stops at once")
+            for worker in self.workers:
+                worker.interrupt()
+
+        before = {n: signal.signal(n, handler) for n in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, old in before.items():
+                signal.signal(number, old)
+            for worker in self.workers:
+                worker.close()
+
+    def _guarded(self, index: int, worker: "Worker") -> None:
+        try:
+            self._loop(index, worker)
+        except MixflError as error:
+            self.error = self.error or error
+            self.stopping = True
+            for other in self.workers:
+                other.interrupt()
+
+    def _loop(self, index: int, worker: "Worker") -> None:
+        while not self.stopping:
+            with self.lock:
+                if not self.left:
+                    return
+                trial = self.left.popleft()
+            ended = done(trial, self.out)  # another command may have made it meanwhile
+            if ended is None:
+                tell = partial(self.board.running, index, trial)
+                tell(0)
+                answer = worker.run(trial, tell, self.board.note)
+                if answer.get("busy"):
+                    time.sleep(BUSY_SECONDS)
+                    with self.lock:
+                        self.left.append(trial)
+                    continue
+                if "error" in answer:
+                    if self.stopping:  # interrupted, and saved
+                        return
+                    raise MixflError(f"{trial.label}: {answer['error']}")
+                ended = done(trial, self.out)
+                if ended is None:
+                    raise MixflError(f"{self.out / trial.folder} is not what {trial.label} wrote.")
+                shutil.rmtree(ended.folder / "checkpoints", ignore_errors=True)
+            with self.lock:
+                self.found[trial.folder] = ended
+                self.board.over(ended)
+
+
+class Worker:
+    """A process that makes runs: it is told by lines of JSON, and answers in such."""
+
+    def __init__(self, core: int | None, out: Path, jobs: int):
+        self.core, self.out, self.jobs = core, out, jobs
+        self.process: subprocess.Popen | None = None
+        self.log = tempfile.TemporaryFile()  # noqa: SIM115 (as long as the process)
+
+    def _start(self) -> subprocess.Popen:
+        command = [sys.executable, "-m", "mixfl.experiments.worker", str(os.getpid())]
+        if self.core is not None:
+            command.append(str(self.core))
+        return subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True,
+            start_new_session=True,  # Ctrl-C reaches it through its parent only
+        )  # fmt: skip
+
+    def run(
+        self, trial: Trial, tell: Callable[[int], None], note: Callable[[str], None]
+    ) -> dict[str, Any]:
+        if self.process is None:
+            self.process = self._start()
+        process = self.process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.write(
+                json.dumps({"out": str(self.out), "jobs": self.jobs, **asdict(trial)}) + "\n"
+            )
+            process.stdin.flush()
+        for line in process.stdout:
+            said = json.loads(line)
+            if "round" in said:
+                tell(said["round"])
+            elif "note" in said:
+                note(f"{trial.label}: {said['note']}")
+            else:
+                return said
+        return {"error": self._died(process.wait())}
+
+    def _died(self, code: int) -> str:
+        self.log.seek(0)
+        last = self.log.read().decode(errors="replace").strip().splitlines()[-3:]
+        reason = f"killed by signal {-code}" if code < 0 else f"ended with code {code}"
+        hint = " Out of memory? Try --jobs 1." if code == -signal.SIGKILL else ""
+        return f"its process was {reason}.{hint} {' '.join(last)}".strip()
+
+    def interrupt(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.process.send_signal(signal.SIGINT)
+
+    def kill(self) -> None:
+        if self.process is not None:
+            self.process.kill()
+
+    def close(self) -> None:
+        if self.process is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self.process.stdin.close()  # type: ignore[union-attr]
+            try:
+                self.process.wait(5)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+        self.log.close()
