@@ -310,9 +310,7 @@ def reproduce(ids, scale, data, out, listing, jobs):  # fmt: skip
     from mixfl.experiments import reproduce as paper
     from mixfl.experiments import study
     from mixfl.experiments.board import board
-    from mixfl.experiments.report.markdown import markdown
-    from mixfl.experiments.report.page import page
-    from mixfl.runs.directory import write_whole
+    from mixfl.experiments.report.save import save
 
     jobs = jobs or cores()
     wanted = paper.chosen(ids, scale, data)
@@ -328,11 +326,12 @@ def reproduce(ids, scale, data, out, listing, jobs):  # fmt: skip
     click.echo(f"{len(wanted)} studies: about {time} on cores like ours, if nothing is made yet.")
     ended = paper.reproduce(wanted, out, jobs, board())
     document = paper.document(wanted, ended, out, command_line())
-    write_whole(out / "report.html", page(document).encode())
-    write_whole(out / "report.md", markdown(document).encode())
+    save(document, out / "report.html")
+    save(document, out / "report.md", "md")
+    paper.draw(document, out / "figures")
     rows = [[f.number, f.says, f.data, f.verdict] for f in document.findings]
     print_table(["claim", "", "data", "verdict"], rows)
-    click.echo(f"Report: {out / 'report.html'}   (report.md, {paper.RUNS}/)")
+    click.echo(f"Report: {out / 'report.html'}   (also report.md, figures/, {paper.RUNS}/)")
 
 
 def command_line() -> str:
@@ -526,9 +525,12 @@ DIRS = click.argument("folders", nargs=-1, required=True, metavar="DIR...",
               help="By the ending of --out, or html.")  # fmt: skip
 def report(folders, out, format):
     """A page with every run below DIR: charts, tables, configurations (docs/report.md)."""
-    from mixfl.experiments.report.from_runs import document
+    from mixfl.experiments.report.from_runs import REPRODUCED, document
     from mixfl.experiments.report.save import save
 
+    if len(folders) == 1 and (folders[0] / REPRODUCED).is_file():
+        start_jax({})
+        from mixfl.experiments.reproduce import made as document
     format = format or ("md" if out is not None and out.suffix == ".md" else "html")
     found = document(folders)
     if format == "md" and out is None:

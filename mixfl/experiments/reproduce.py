@@ -6,6 +6,7 @@ import os
 import platform
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +30,15 @@ from mixfl.experiments.report.document import (
     Table,
 )
 from mixfl.experiments.report.document import Trial as Shown
+from mixfl.experiments.report.from_runs import REPRODUCED
 from mixfl.experiments.study import Setting, Study
 from mixfl.experiments.sweep import cell
-from mixfl.experiments.trials import Done, Trial, make
+from mixfl.experiments.trials import Done, Trial, done, make
 from mixfl.intervals import interval
 from mixfl.runs.directory import write_whole
 from mixfl.tasks import read_toml
 
 RUNS = "runs"
-REQUEST = "reproduce.json"
 
 
 def chosen(ids: Sequence[str], scale: str, data: Path | None) -> list[Study]:
@@ -86,7 +87,7 @@ def reproduce(wanted: Sequence[Study], out: Path, jobs: int, board: Board) -> di
 def remember(out: Path, ids: Sequence[str], scale: str, data: Path | None) -> None:
     """What was asked for, so that `mixfl report` can show it again."""
     out.mkdir(parents=True, exist_ok=True)
-    file, asked = out / REQUEST, {"ids": list(ids), "scale": scale}
+    file, asked = out / REPRODUCED, {"ids": list(ids), "scale": scale}
     if data is not None:
         asked["data"] = os.path.abspath(data)
     if file.exists():
@@ -98,6 +99,22 @@ def remember(out: Path, ids: Sequence[str], scale: str, data: Path | None) -> No
                     "another --out."
                 )
     write_whole(file, (json.dumps(asked) + "\n").encode())
+
+
+def made(folders: Sequence[Path]) -> Document:
+    """Of a folder that `mixfl reproduce` made, what is there by now."""
+    (folder,) = folders
+    asked = json.loads((folder / REPRODUCED).read_bytes())
+    data = Path(asked["data"]) if "data" in asked else None
+    wanted = chosen(asked["ids"], asked["scale"], data)
+    ended = {t.folder: done(t, folder / RUNS) for s in wanted for t in s.trials()}
+    whole = [s for s in wanted if all(ended[t.folder] for t in s.trials())]
+    command = ["mixfl", "reproduce", *asked["ids"], "--scale", asked["scale"]]
+    command += ["--data", asked["data"]] if data else []
+    over = {folder: one for folder, one in ended.items() if one is not None}
+    left = [s.title for s in wanted if s not in whole]
+    found = document(whole, over, folder, shlex.join([*command, "--out", str(folder)]))
+    return replace(found, notes=[f"Not finished yet: {title}" for title in left])
 
 
 def document(
@@ -121,6 +138,17 @@ def document(
     )
     return Document("Mixed Federated Learning: the paper's tables and figures", facts, findings,
                     sections)  # fmt: skip
+
+
+def draw(document: Document, folder: Path) -> None:
+    """The curves as files for a paper, by their labels."""
+    from mixfl.experiments.report.save import save_plot
+
+    parts = [p for s in document.sections for p in s.parts if isinstance(p, Curves) and p.label]
+    for part in parts:
+        same = [p for p in parts if p.label == part.label]
+        number = f"-{same.index(part) + 1}" if len(same) > 1 else ""
+        save_plot(part, folder / f"{part.label}{number}.pdf")
 
 
 def processor() -> str:

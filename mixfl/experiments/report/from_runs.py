@@ -20,6 +20,7 @@ from mixfl.tasks import read_toml
 MACHINE = ("version", "devices", "cohort_chunk", "central_chunk", "checkpoint_every")
 APART = ("seed", *MACHINE)
 MOST = 6  # panels of a chart
+REPRODUCED = "reproduce.json"  # a folder of `mixfl reproduce` has it
 
 
 def document(folders: Sequence[Path]) -> Document:
