@@ -722,7 +722,8 @@ def test_an_evaluation_that_was_never_finite_is_no_divergence(mixfl_command):
 
 def test_a_users_file_is_run_once_by_a_comparison(mixfl_command):
     task = own("import mixfl\n", "import mixfl\nopen('loaded', 'a').write('once ')\n")
-    code, _ = mixfl_command("compare", task, "--algorithms", "fedavg,pt", "--out", "both")
+    several = ("compare", task, "--algorithms", "fedavg,pt", "--out", "both", "--jobs", "1")
+    code, _ = mixfl_command(*several)
     assert code == 0
     assert Path("loaded").read_text() == "once "
 

@@ -47,6 +47,16 @@ def test_help_and_mistakes_do_not_wait_for_jax(words, tmp_path):
     assert found.stdout.splitlines()[-1] == "loaded []"
 
 
+def test_reproduce_writes_to_no_file(tmp_path):
+    (tmp_path / "file").write_text("kept")
+    command = [sys.executable, "-c", LOADED, "reproduce", "--out", "file"]
+    found = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert found.returncode == 2
+    assert found.stderr == "mixfl: --out file is a file: give a folder.\n"
+    assert found.stdout == "loaded []\n"
+    assert (tmp_path / "file").read_text() == "kept"
+
+
 def test_the_names_of_the_algorithms_are_known_without_jax():
     from mixfl.algorithms import ALGORITHMS
 
@@ -76,7 +86,7 @@ main()
 
 def test_the_first_round_waits_for_no_module_that_it_does_not_need(tmp_path):
     words = ["compare", f"{TINY}:problem", "--rounds", "2", "--out", str(tmp_path / "out")]
-    command = [sys.executable, "-c", FIRST_ROUND, *words]
+    command = [sys.executable, "-c", FIRST_ROUND, *words, "--jobs", "1"]  # in this process
     found = subprocess.run(command, capture_output=True, text=True)
     assert found.stdout == "1 ['jax']\n", found.stderr
 

@@ -6,16 +6,16 @@ the 95 % interval (Student's t) is that of the differences. A check is one of
     better   of = A, than = B     A's metric is better than B's         interval beyond 0
     close    of = A, than = B     at most `within` apart, either way    interval within
     reaches  of = A, than = B     at most `within` worse                interval beyond -within
-    trade    of = [algorithm]     its further settings reach the first one
     contrast of = A, less = B,    (A - B) is larger than (C - D) in size
              than = [C, D]
     above, below                  the metric, `limit`                   interval beyond the limit
     saving   what, how, limit     what `mixfl costs` says is saved at the clients
     order    of = [A, B, ...]     the largest `key` that converges rises from A on
 
-and says agree, disagree or not decided. A claim agrees if all of its checks do, and disagrees if
-one does. Metrics are means over a part of the curve (`at`): `end`, the last fifth of the
-evaluations; `early`, the first fifth; `curve`, all; `largest`, the maximum from round 10 on.
+(with each = [algorithms] in place of `of` and `than`: every further setting of an algorithm against
+its first) and says agree, disagree or not decided. A claim agrees if all of its checks do, and
+disagrees if one does. Metrics are means over a part of the curve (`at`): `end`, the last fifth of
+the evaluations; `early`, the first fifth; `curve`, all; `largest`, the maximum from round 10 on.
 """
 
 import itertools
@@ -96,12 +96,19 @@ def decide(study: Study, ended: Mapping[str, Done]) -> list[Finding]:
 
 def run(check: Mapping[str, Any], results: Results) -> list[Checked]:
     kinds: dict[str, Callable] = {
-        "better": better, "close": close, "reaches": reaches, "contrast": contrast, "trade": trade,
+        "better": better, "close": close, "reaches": reaches, "contrast": contrast,
         "above": beyond, "below": beyond, "order": order, "saving": saving,
     }  # fmt: skip
     if check.get("kind") not in kinds:
         raise unknown("kind of check", check.get("kind"), kinds)
-    return kinds[check["kind"]](check, results)
+    if "each" not in check:
+        return kinds[check["kind"]](check, results)
+    found = []
+    for algorithm in check["each"]:
+        first, *others = results.study.named(f"{algorithm} *")
+        one = {**check, "of": [s.name for s in others], "than": first.name}
+        found += kinds[check["kind"]](one, results)
+    return found
 
 
 def pairs(check, results):
@@ -171,23 +178,8 @@ def within(check, results, both: bool) -> list[Checked]:
         high = d.high if both else -np.inf
         out = d.high < -limit or (both and d.low > limit)
         verdict = AGREE if -limit <= d.low and high <= limit else DISAGREE if out else OPEN
-        allowed = f"{'±' if both else '-'}{limit:g}"
-        found.append(Checked(verdict, f"{words}; better by {spread(d)}, allowed {allowed}"))
-    return found
-
-
-def trade(check, results) -> list[Checked]:
-    """A series' settings from the largest steps on: is one with smaller steps, and more of them,
-    worse than the first by more than `within`? How many are better?"""
-    study, found = results.study, []
-    for name in check["of"]:
-        first, *others = study.named(f"{name} *")
-        for other in others:
-            one = {**check, "of": other.name, "than": first.name}
-            (judged,), (helps,) = reaches(one, results), better(one, results)
-            found.append(Checked(judged.verdict, judged.evidence + (
-                ", helps" if helps.verdict == AGREE else ""
-            )))  # fmt: skip
+        allowed = f"allowed {'±' if both else '-'}{limit:g}" + (", helps" if d.low > 0 else "")
+        found.append(Checked(verdict, f"{words}; better by {spread(d)}, {allowed}"))
     return found
 
 

@@ -22,9 +22,11 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from mixfl.algorithms import recipe
 from mixfl.errors import MixflError, unknown
 from mixfl.experiments.trials import Trial
-from mixfl.tasks import read_toml
+from mixfl.runs.config import chosen_keys
+from mixfl.tasks import find, read_toml
 
 STUDIES = Path(__file__).parent / "studies"
 SCALES = ("quick", "full")
@@ -108,11 +110,9 @@ def files() -> list[Path]:
 
 def read(path: Path, scale: str, data: Path | None) -> Study:
     content = read_toml(path)
-    at = content.get(scale, {})
     task = place(content.get("task", ""), path)
     real = real_data(task, data)
-    if real is not None:
-        at = at | at.get("real", {})
+    at = scaled(content, scale, real)
     for show in content.get("show", []):
         if show.get("kind") not in KINDS:
             raise unknown(f"kind of {path.name}", show.get("kind"), KINDS)
@@ -120,7 +120,7 @@ def read(path: Path, scale: str, data: Path | None) -> Study:
         setting
         for series in content.get("series", [])
         for setting in expand(
-            series | series.get(scale, {}), at, place(series.get("task", task), path), real
+            series | scaled(series, scale, real), at, place(series.get("task", task), path), real
         )
     ]
     names = [s.name for s in settings]
@@ -133,6 +133,13 @@ def read(path: Path, scale: str, data: Path | None) -> Study:
         settings, content.get("show", []), content.get("claim", []), at.get("round_ms", 0.0),
         content.get("bounds", {}), real,
     )  # fmt: skip
+
+
+def scaled(table: Mapping[str, Any], scale: str, real: str | None) -> dict[str, Any]:
+    """What is said for the scale, and below it for real data."""
+    at = dict(table.get(scale, {}))
+    more = at.pop("real", {})
+    return at | more if real is not None else at
 
 
 def place(task: str, study: Path) -> str:
@@ -180,12 +187,10 @@ def plain(value: Any) -> str:
 
 
 def made_trials(task, algorithm, preset, data, keys, name, count) -> list[Trial]:
-    from mixfl.algorithms import recipe
-    from mixfl.tasks import find
-
     used = {*recipe(algorithm).uses, *find(task).options}
     keys = {k: v for k, v in keys.items() if k in used}
-    spec = json.dumps([preset, data, keys], sort_keys=True)
+    every = chosen_keys(task, algorithm, preset, {}, keys)
+    spec = json.dumps([task, data, {k: every[k] for k in every if k in used}], sort_keys=True)
     digest = hashlib.sha256(spec.encode()).hexdigest()[:8]
     short = Path(task.split(":")[-1]).name
     return [

@@ -4,9 +4,8 @@ The folders are the results: a run that has finished, or diverged, is never made
 was interrupted goes on from its checkpoint. A run's folder is locked while it is written to, so
 that several commands may work on the same results.
 
-Every core has a process of its own (worker.py), which makes one run after the other. On a CPU
-this is faster than all cores for one run, and far faster than several runs compiled into one
-program (docs/experiments.md has the figures).
+Every core has a process of its own (worker.py), which makes one run after the other: faster than
+all cores for one run, and than several runs compiled into one program (docs/experiments.md).
 """
 
 import collections

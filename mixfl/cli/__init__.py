@@ -1,0 +1,72 @@
+"""The command line: parsing only. What needs JAX is imported when a command runs.
+
+The commands are in training, paper, problems, results and data; what they share is in options,
+terminal (what is printed) and process (how JAX starts, and how the process ends).
+"""
+
+import os
+import sys
+import traceback
+
+import click
+
+import mixfl
+from mixfl.cli import data, paper, problems, results, training
+from mixfl.cli.options import ALGORITHMS
+from mixfl.cli.process import connected, end, start_jax
+from mixfl.cli.terminal import print_table
+from mixfl.errors import MixflError
+
+__all__ = ["ALGORITHMS", "cli", "main", "print_table", "start_jax"]
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(mixfl.__version__)
+def cli():
+    """Mixed federated learning: train one model on clients' data and at the server.
+
+    TASK is the name of a task (smile, text, movie) or path.py:problem, a mixfl.Problem of your own.
+    """
+
+
+for command in (
+    training.run, training.compare, training.sweep,
+    paper.reproduce, paper.costs, paper.bounds, paper.dissimilarity,
+    problems.check, problems.keys, problems.diagnose,
+    results.report, results.plot, results.recommend, results.sample,
+    data.data,
+):  # fmt: skip
+    cli.add_command(command)
+
+
+def main():
+    try:
+        cli(standalone_mode=False)
+    except click.exceptions.Exit as error:
+        sys.exit(error.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(2)
+    except (click.Abort, KeyboardInterrupt):
+        click.echo("stopped", err=True)
+        sys.stdout.flush()
+        os._exit(130)  # an evaluation may be under way in its thread: it is not waited for
+    except MixflError as error:
+        click.echo(f"mixfl: {error}", err=True)
+        end(error.exit_code, error.everywhere)
+    except BrokenPipeError:
+        end(1)
+    except OSError as error:
+        click.echo(f"mixfl: {error.filename or 'a file'}: {error.strerror or error}.", err=True)
+        end(2, getattr(error, "everywhere", False))
+    except Exception as error:
+        # XLA says it by a RuntimeError.
+        full = isinstance(error, RuntimeError) and "Out of memory" in str(error)
+        if full or isinstance(error, MemoryError):
+            advice = "lower cohort_chunk or central_chunk, or make the model smaller"
+            click.echo(f"mixfl: out of memory: {advice}.", err=True)
+            end(2)
+        if not connected():
+            raise
+        traceback.print_exc()
+        end(1)

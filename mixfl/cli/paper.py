@@ -1,0 +1,159 @@
+"""Commands for the paper's own results: reproduce, costs, bounds, dissimilarity."""
+
+from pathlib import Path
+
+import click
+
+from mixfl.cli.options import JOBS, JSON, PROBLEM, begin, check_folder, options
+from mixfl.cli.process import cores, start_jax
+from mixfl.cli.terminal import command_line, print_table
+
+
+@click.command()
+@click.argument("ids", nargs=-1, metavar="[ID]...")
+@click.option(
+    "--scale",
+    default="quick",
+    show_default=True,
+    metavar="quick|full",
+    help="quick: small, minutes; full: the paper's settings and trials.",
+)
+@click.option(
+    "--data",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="Real data, in folders smile (or celeba), text, movie (or movielens).",
+)
+@click.option(
+    "--out",
+    metavar="DIR",
+    type=click.Path(path_type=Path),
+    help="Folder for runs and report (runs/reproduce-SCALE).",
+)
+@click.option("--resume", is_flag=True, help="Go on; it does so anyway.")
+@click.option("--list", "listing", is_flag=True, help="List tables and figures, with times.")
+@JOBS
+def reproduce(ids, scale, data, out, listing, resume, jobs):  # fmt: skip
+    """The paper's tables and figures, by their labels (all, if none is given), and its claims.
+
+    Run again, it goes on where it stopped, with --resume or without.
+    """
+    check_folder(out)
+    start_jax({})
+    from mixfl.experiments import reproduce as paper
+    from mixfl.experiments import study
+    from mixfl.experiments.board import board
+    from mixfl.experiments.report.save import save
+
+    jobs = jobs or cores()
+    wanted = paper.chosen(ids, scale, data)
+    if listing:
+        header = ["ID", "what", "study", f"time, {jobs} at a time"]
+        print_table(header, paper.listed(scale, data, jobs))
+        every = study.estimate(paper.chosen([], scale, data), jobs)
+        click.echo(f"All of it: about {study.words(every)}.")
+        return
+    out = out or Path("runs") / f"reproduce-{scale}"
+    paper.remember(out, ids, scale, data)
+    time = study.words(study.estimate(wanted, jobs))
+    click.echo(f"{len(wanted)} studies: about {time} on cores like ours, if nothing is made yet.")
+    ended = paper.reproduce(wanted, out, jobs, board())
+    document = paper.document(wanted, ended, out, command_line())
+    save(document, out / "report.html")
+    save(document, out / "report.md", "md")
+    paper.draw(document, out / "figures")
+    rows = [[f.number, f.says, f.data, f.verdict] for f in document.findings]
+    print_table(["", "claim", "data", "verdict"], rows)
+    click.echo(f"Report: {out / 'report.html'}   (also report.md, figures/, {paper.RUNS}/)")
+
+
+@click.command()
+@options(JSON, shared=PROBLEM)
+def costs(task, preset, data, assignments, as_json):
+    """What a client of TASK computes and sends: by the paper's formulas (movie), and counted.
+
+    Without --preset, a task's paper preset.
+    """
+    import json
+
+    from mixfl.runs.progress import steps
+
+    given = begin(task, assignments)
+    from mixfl.experiments import costs as counting
+
+    with steps() as report:
+        found = counting.costs(task, preset, data, given, report)
+    if as_json:
+        click.echo(json.dumps(counting.as_json(found), indent=2))
+        return
+    for title, header, rows in counting.tables(found):
+        print_table(header, rows, title=title)
+    for line in counting.notes(found):
+        click.echo(line)
+
+
+NUMBER: dict = dict(type=float, metavar="X")
+
+
+@click.command()
+@click.option("--beta", required=True, **NUMBER, help="Smoothness of each term of the loss.")
+@click.option("--mu", default=0.0, **NUMBER, help="Strong convexity of each term; 0: none.")
+@click.option("--sigma2", required=True, **NUMBER, help="Variance of a client's batch gradient.")
+@click.option("--sigma-c2", required=True, **NUMBER, help="Variance of a central batch gradient.")
+@click.option("--sigma-f2", default=0.0, **NUMBER, help="Variance between the clients' gradients.")
+@click.option("--G2", "G2", default=0.0, **NUMBER, help="G^2, the terms' dissimilarity.")
+@click.option("--B2", "B2", default=1.0, **NUMBER, help="B^2, the same, relative.")
+@click.option("--K", "K", required=True, type=int, metavar="N", help="Local steps, at least 2.")
+@click.option("--S", "S", required=True, type=int, metavar="N", help="Clients per round.")
+@click.option("--D2", "D2", **NUMBER, help="||x0 - x*||^2, for the convex bounds.")
+@click.option("--F", "F", **NUMBER, help="f(x0) - f(x*), for the nonconvex bounds.")
+@click.option("--epsilon", required=True, **NUMBER, help="Error to reach.")
+@click.option("--eta-s", default=1.0, show_default=True, **NUMBER, help="Server learning rate.")
+@click.option("--eta-m", default=1.0, show_default=True, **NUMBER, help="Merge learning rate.")
+@JSON
+def bounds(as_json, **symbols):
+    """The paper's bounds: rounds to an error, largest steps, conditions (docs/theory.md)."""
+    import json
+
+    from mixfl.experiments import bounds as table
+
+    entries = table.bounds(**symbols)
+    if as_json:
+        click.echo(json.dumps(table.as_json(entries), indent=2))
+        return
+    for title, header, rows in table.tables(entries):
+        print_table(header, rows, title=title)
+    for line in table.notes(entries):
+        click.echo(line)
+
+
+@click.command()
+@options(
+    click.option("--rounds", type=click.IntRange(min=1), default=100, show_default=True,
+                 metavar="N"),
+    click.option("--simulations", type=click.IntRange(min=1), default=5, show_default=True,
+                 metavar="N", help="With seeds one apart."),
+    click.option("--out", metavar="DIR", type=click.Path(path_type=Path),
+                 help="Folder for the curves (runs/dissimilarity-TASK)."),
+    JSON, shared=PROBLEM,
+)  # fmt: skip
+def dissimilarity(task, preset, rounds, simulations, data, assignments, out, as_json):
+    """Measure how much the gradients of TASK's terms differ, by the paper's protocol."""
+    import json
+
+    from mixfl.runs.progress import steps
+
+    given = begin(task, assignments, out)
+    from mixfl.experiments import dissimilarity as protocol
+
+    with steps() as report:
+        curves = protocol.dissimilarity(task, preset, data, given, rounds, simulations, report)
+    out = out or Path("runs") / f"dissimilarity-{curves.task}"
+    plot = protocol.save(curves, out)
+    if as_json:
+        click.echo(json.dumps(protocol.as_json(curves)))
+        return
+    print_table(
+        *protocol.rows(curves), title=f"K = 1, {simulations} simulations of {rounds} rounds"
+    )
+    click.echo(f"Plot: {plot}")

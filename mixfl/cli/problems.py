@@ -1,0 +1,85 @@
+"""Commands about a task or a problem of one's own: check, keys, diagnose."""
+
+from pathlib import Path
+
+import click
+
+from mixfl.cli.options import JSON, PROBLEM, begin, options
+from mixfl.cli.terminal import print_table
+
+
+@click.command()
+@options(shared=PROBLEM)
+def check(task, preset, data, assignments):
+    """Check TASK: are its losses sound, and do the algorithms agree as they must when K = 1?"""
+    given = begin(task, assignments)
+    from mixfl.experiments.check import check as run_check
+
+    lines, good = run_check(task, preset, data, given)
+    for line in lines:
+        click.echo(line)
+    raise SystemExit(0 if good else 1)
+
+
+@click.command()
+@click.argument("task", required=False)
+def keys(task):
+    """List the keys for --set, with their defaults (and TASK's own)."""
+    from mixfl.settings import KEYS
+
+    preset: dict = {}
+    if task:
+        from mixfl.runs.config import preset_keys
+        from mixfl.tasks import find
+
+        found = find(task)
+        preset = preset_keys(found, None, "")
+    print_table(
+        ["key", "default", "preset cpu", "meaning"] if preset else ["key", "default", "meaning"],
+        [
+            [k, str(f.default), *([str(preset.get(k, ""))] if preset else []), f.metadata["help"]]
+            for k, f in KEYS.items()
+        ],
+    )
+    if task and found.options:
+        rows = [
+            [k, str(v), str(preset.get(k, "")), found.help.get(k, "")]
+            for k, v in found.options.items()
+        ]
+        print_table(["key", "default", "preset cpu", "meaning"], rows, title=f"keys of {task}")
+        click.echo(f"presets: {', '.join(found.presets)} (cpu if none is given)")
+
+
+@click.command()
+@options(
+    click.option("--budget", type=click.FloatRange(min=1), default=120, show_default=True,
+                 metavar="SECONDS", help="About how long it may take."),
+    click.option("--target", type=click.FloatRange(0, 1, min_open=True, max_open=True),
+                 default=0.1, show_default=True, metavar="PART",
+                 help="The aim: this part of the first error f - f*."),
+    click.option("--split", "column", metavar="COLUMN",
+                 help="Would it pay to divide a population by what its clients have in it?"),
+    click.option("--out", metavar="DIR", type=click.Path(path_type=Path),
+                 help="Folder for a page with the curves (runs/diagnose-TASK)."),
+    JSON, shared=PROBLEM,
+)  # fmt: skip
+def diagnose(task, preset, data, assignments, budget, target, column, out, as_json):
+    """Measure TASK, and say which algorithm fits, with which settings, and why."""
+    import json
+
+    from mixfl.runs.progress import steps
+
+    given = begin(task, assignments, out)
+    click.echo(f"Measuring {task}: about {budget:.0f} s (--budget), and compilation.", err=True)
+    from mixfl.experiments.diagnose import Verdict
+
+    with steps() as report:
+        verdict = Verdict(task, preset, data, given, target, budget, column, report)
+    out = out or Path("runs") / f"diagnose-{verdict.problem.name}"
+    page = verdict.save(out)
+    if as_json:
+        click.echo(json.dumps(verdict.as_json(), indent=2))
+        return
+    for line in verdict.lines():
+        click.echo(line)
+    click.echo(f"\nPage with the curves: {page}")

@@ -1,0 +1,126 @@
+"""Commands for runs that are made: report, plot, recommend, sample."""
+
+from pathlib import Path
+
+import click
+
+from mixfl.cli.process import start_jax
+from mixfl.cli.terminal import print_table
+
+DIRS = click.argument("folders", nargs=-1, required=True, metavar="DIR...",
+                      type=click.Path(path_type=Path))  # fmt: skip
+
+
+@click.command()
+@DIRS
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="File to write; report.html in the first DIR, Markdown to the terminal.",
+)
+@click.option("--format", type=click.Choice(["html", "md"]),
+              help="By the ending of --out, or html.")  # fmt: skip
+def report(folders, out, format):
+    """A page with every run below DIR: charts, tables, configurations (docs/report.md)."""
+    from mixfl.experiments.report.from_runs import REPRODUCED, document
+    from mixfl.experiments.report.save import save
+
+    if len(folders) == 1 and (folders[0] / REPRODUCED).is_file():
+        start_jax({})
+        from mixfl.experiments.reproduce import made as document
+    format = format or ("md" if out is not None and out.suffix == ".md" else "html")
+    found = document(folders)
+    if format == "md" and out is None:
+        from mixfl.experiments.report.markdown import markdown
+
+        click.echo(markdown(found), nl=False)
+        return
+    out = out or folders[0] / "report.html"
+    save(found, out, format)
+    click.echo(f"Report: {out}")
+
+
+@click.command()
+@DIRS
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    required=True,
+    metavar="FILE",
+    help="File to write, with the ending .pdf, .svg or .png.",
+)
+@click.option(
+    "--metric",
+    "metrics",
+    multiple=True,
+    metavar="M",
+    help="Such as eval/auc; may be repeated. Without it, the most telling ones.",
+)
+def plot(folders, out, metrics):
+    """Draw the runs below DIR, all of one task, for a paper."""
+    from mixfl.experiments.report.from_runs import curves
+    from mixfl.experiments.report.save import save_plot
+
+    save_plot(curves(folders, metrics), out)
+    click.echo(f"Plot: {out}")
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option(
+    "--history",
+    required=True,
+    metavar="ID,ID,...",
+    help="Movies seen, oldest first: numbers or, where titles are known, parts of them.",
+)
+@click.option(
+    "--top",
+    type=click.IntRange(min=1),
+    default=10,
+    show_default=True,
+    metavar="N",
+    help="How many movies to recommend.",
+)
+@click.option(
+    "--movies",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="MovieLens' movies.dat, for titles; without it, the titles of the run's data.",
+)
+def recommend(run, history, top, movies):
+    """Recommend movies with the model of RUN, the folder of a finished movie run."""
+    from mixfl.runs.directory import load
+    from mixfl.tasks.recommendation import recommend as best
+
+    found = load(run)
+    seen, recommended = best(found.config, found.params, history, top, movies)
+    click.echo("seen: " + "; ".join(f"{m.movie} {m.title}".strip() for m in seen))
+    rows = [[m.title, str(m.movie), f"{m.score:.3f}"] for m in recommended]
+    if any(m.title for m in recommended):
+        print_table(["title", "movie", "score"], rows)
+    else:
+        print_table(["movie", "score"], [row[1:] for row in rows])
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("--prompt", default="", metavar="TEXT", help="What the text begins with.")
+@click.option("--length", default=300, show_default=True, metavar="N", help="Characters to add.")
+@click.option(
+    "--temperature",
+    default=0.7,
+    show_default=True,
+    metavar="T",
+    help="Below 1: the likelier characters; 0: always the likeliest.",
+)
+@click.option("--seed", default=0, show_default=True, metavar="N", help="Of the draws.")
+def sample(run, prompt, length, temperature, seed):
+    """Let the trained model of RUN, a folder of a run of the text task, write text."""
+    start_jax({})
+    from mixfl.experiments.sample import sample as generate
+
+    text, unknown = generate(run, prompt, length, temperature, seed)
+    click.echo(prompt + text)
+    if unknown:
+        click.echo(f"Not in the vocabulary, read as unknown: {unknown!r}", err=True)

@@ -1,0 +1,185 @@
+"""Commands that train: run, compare, sweep."""
+
+from pathlib import Path
+
+import click
+
+from mixfl.cli.options import ALL, JOBS, SEVERAL_RUNS, by_hand, check_names, names, options
+from mixfl.cli.process import cores, start_jax
+from mixfl.cli.terminal import print_table
+from mixfl.errors import MixflError
+
+
+@click.command()
+@click.argument("task", required=False)
+@options(
+    click.option("--algorithm", metavar="ID", help=f"One of {ALL}."),
+    click.option("--config", type=click.Path(path_type=Path), metavar="FILE",
+                 help="A config.toml, as a run's folder holds it: repeats that run."),
+    click.option("--measure", metavar="WHAT",
+                 help="dissimilarity: G~^2 and B~^2 with each evaluation (theory/g2, theory/b2)."),
+)  # fmt: skip
+def run(
+    task, algorithm, config, measure, preset, rounds, seed, out, data, assignments, resume, track,
+    distributed,
+):  # fmt: skip
+    """Train TASK with one algorithm."""
+    from mixfl.runs.given import read_config
+
+    given = by_hand(rounds, seed, assignments, measure)
+    head, keys = read_config(config) if config is not None else ({}, {})
+    task = task or head.get("task")
+    algorithm = algorithm or head.get("algorithm")
+    if task is None:
+        raise MixflError("which task? For example: mixfl run smile --algorithm 2wgt")
+    if algorithm is None:
+        raise MixflError(f"which algorithm? Give --algorithm with one of {ALL}.")
+    check_names(task, [algorithm], track)
+    start_jax({**keys, **given}, distributed)
+    from mixfl.engine import processes
+    from mixfl.runs.config import plan
+    from mixfl.runs.progress import reporter, summary
+    from mixfl.runs.training import run as train
+
+    with processes.Together():
+        planned = plan(
+            task, algorithm, preset=preset or head.get("preset"), data=data or head.get("data"),
+            config=keys, given=given,
+        )  # fmt: skip
+    name = task if ".py" not in task else planned.problem.name
+    out = out or Path("runs") / f"{name}-{algorithm}-seed{planned.settings.seed}"
+    result = train(planned, out, resume, reporter(processes.first()), track=track)
+    if not processes.first():
+        return
+    if result.metrics:
+        click.echo(f"round {result.metrics[-1]['round']}: {summary(result.metrics[-1])}")
+    click.echo(f"The run is in {out} (model.safetensors, metrics.jsonl, config.toml).")
+
+
+def reported(out: Path) -> Path:
+    """The page of the runs in a folder."""
+    from mixfl.experiments.report.from_runs import document
+    from mixfl.experiments.report.save import save
+
+    save(document([out]), out / "report.html")
+    return out / "report.html"
+
+
+@click.command()
+@click.argument("task")
+@options(
+    click.option("--algorithms", default="fedavg,pt,1wgt,2wgt,oracle", show_default=True,
+                 metavar="A,B,...", help="Algorithms to compare."),
+    click.option("--trials", type=click.IntRange(min=1), default=1, show_default=True,
+                 metavar="N", help="Trials of each, with seeds one apart."),
+    JOBS,
+)  # fmt: skip
+def compare(
+    task, algorithms, trials, jobs, preset, rounds, seed, out, data, assignments, resume, track,
+    distributed,
+):  # fmt: skip
+    """Train TASK with several algorithms on the same cohorts and seeds."""
+    given = by_hand(rounds, seed, assignments)
+    ids = names(algorithms)
+    check_names(task, ids, track)
+    start_jax(given, distributed)
+    from mixfl.engine import processes
+    from mixfl.experiments import compare as comparison
+    from mixfl.experiments.board import board
+    from mixfl.experiments.trials import make
+    from mixfl.runs.config import plan
+    from mixfl.runs.progress import reporter
+
+    problems: dict = {}
+    with processes.Together():
+        plans = [
+            plan(task, a, preset=preset, data=data, given=given, shared_with=ids, problems=problems)
+            for a in ids
+        ]
+    out = out or Path("runs") / f"compare-{plans[0].problem.name}"
+    if distributed or (jobs or cores()) == 1 or len(ids) * trials == 1:
+        outcomes = comparison.compare(
+            plans, out, trials, resume, reporter(processes.first()), track
+        )
+    else:
+        comparison.check(plans)
+        several = comparison.planned_trials(plans, trials, given, track=track)
+        outcomes = comparison.outcomes(make(several, out, jobs or cores(), board(), resume))
+    if not processes.first():
+        return
+    print_table(*comparison.rows(outcomes), title=f"{plans[0].problem.name}: after training")
+    metrics = comparison.shown_metrics(outcomes)
+    if metrics:
+        from mixfl.experiments import plots  # matplotlib is slow to import
+
+        plot = out / comparison.PLOT
+        plots.curves(
+            {o.algorithm: o.trials for o in outcomes}, metrics, plot, plans[0].problem.name
+        )
+        click.echo(f"Runs: {out}/<algorithm>/   Plot: {plot}   Report: {reported(out)}")
+    if any(o.diverged for o in outcomes) and not any(o.trials for o in outcomes):
+        raise SystemExit(3)
+
+
+@click.command()
+@click.argument("task")
+@options(
+    click.option("--algorithm", "algorithms", required=True, metavar="ID[,ID]",
+                 help="Algorithm, or several."),
+    click.option("--over", multiple=True, metavar="KEY=V1,V2,...",
+                 help="Values to try; given several times, all combinations."),
+    click.option("--trials", type=click.IntRange(min=1), default=5, show_default=True,
+                 metavar="N", help="Trials of each setting, with seeds one apart."),
+    click.option("--by", metavar="METRIC",
+                 help="What to choose by, on validation data (auc, accuracy, recall@10 or loss)."),
+    JOBS, shared=SEVERAL_RUNS,
+)  # fmt: skip
+def sweep(
+    task, algorithms, over, trials, by, jobs, preset, rounds, seed, out, data, assignments, resume,
+    track,
+):  # fmt: skip
+    """Try settings of TASK: chosen on validation data, reported on test data."""
+    from mixfl.runs.given import parse_over
+
+    given, ids, over = by_hand(rounds, seed, assignments), names(algorithms), parse_over(over)
+    twice = [k for k in over if k in given]
+    if twice:
+        raise MixflError(f"{twice[0]} is given by --over and by --set: leave one out.")
+    check_names(task, ids, track)
+    start_jax(given)
+    from mixfl.experiments import compare as comparison
+    from mixfl.experiments import sweep as sweeping
+    from mixfl.experiments.board import board
+    from mixfl.experiments.trials import make
+    from mixfl.runs.config import plan
+    from mixfl.tasks import find
+
+    if "validation" in find(task).options:
+        given.setdefault("validation", True)
+    problems: dict = {}
+    plans = [
+        plan(task, a, preset=preset, data=data, given=given | keys, problems=problems)
+        for a in ids
+        for keys in sweeping.grid(over)
+    ]
+    comparison.check(plans)
+    out = out or Path("runs") / f"sweep-{plans[0].problem.name}"
+    seed = plans[0].settings.seed
+    several = sweeping.planned_trials(
+        plans[0].task, ids, over, trials, seed, given, preset=preset, data=plans[0].data,
+        track=track,
+    )  # fmt: skip
+    ended = make(several, out, jobs or cores(), board(), resume)
+    found = sweeping.settings(ended, over)
+    choice = sweeping.choose(found, by)
+    sweeping.save(found, choice, out)
+    header, rows = sweeping.table(found, choice)
+    print_table(header, rows, title=f"{plans[0].problem.name}: {trials} trials of each setting")
+    for line in sweeping.verdict(found, choice):
+        click.echo(line)
+    click.echo(
+        f"Runs: {out}/<algorithm>/<setting>/   Figures: {out / sweeping.RESULTS}   "
+        f"Report: {reported(out)}"
+    )
+    if choice.best is None:
+        raise SystemExit(3)
