@@ -15,7 +15,7 @@ from mixfl.experiments.board import Board
 from mixfl.experiments.claims import AGREE, DISAGREE, OPEN
 from mixfl.experiments.report.page import page
 from mixfl.experiments.study import Setting, Study
-from mixfl.experiments.trials import Done, Trial
+from mixfl.experiments.trials import Crew, Done, Trial
 
 TINY = f"{tiny_problem.__file__}:problem"
 MIXFL = Path(sys.executable).with_name("mixfl")
@@ -312,18 +312,20 @@ def test_a_study_from_its_file_to_the_page(tiny):
     out = tiny / "out"
     wanted = reproduce.chosen(["fig.tiny"], "quick", None)
     reproduce.remember(out, ["fig.tiny"], "quick", None)
-    ended = reproduce.reproduce(wanted, out, 2, Board())
+    with Crew(2) as crew:
+        ended = reproduce.reproduce(wanted, out, crew, Board())
     assert sorted({d.status for d in ended.values()}) == ["diverged", "finished"]
     document = reproduce.document(wanted, ended, out, "mixfl reproduce")
     (section,) = document.sections
     curves, swept, table = section.parts
     assert [s.name for s in curves.series] == [
-        "fedavg", "pt", "pt client_lr=0.2", "pt client_lr=3e+38"
+        "FedAvg (FL alone)", "Parallel Training", "Parallel Training client_lr=0.2",
+        "Parallel Training client_lr=3e+38",
     ]  # fmt: skip
     (line,) = swept.lines
     assert [p.mean is None for p in line.points] == [False, True]
     assert line.points[1].note == "2 of 2 trials diverged"
-    assert table.rows[3][1] == "diverged at round 1"
+    assert table.rows[3][1].startswith("diverged at round 1")
     losses = [t.rows[-1]["eval/loss"] for t in curves.series[0].trials]
     assert table.rows[0][1].startswith(f"{np.mean(losses):.4f} ± ")
     (finding,) = document.findings
@@ -336,7 +338,8 @@ def test_a_study_from_its_file_to_the_page(tiny):
 
     # Again: nothing is made, and the same is shown.
     before = {p: p.stat().st_mtime_ns for p in (out / "runs").rglob("*") if p.is_file()}
-    again = reproduce.reproduce(wanted, out, 2, Board())
+    with Crew(1) as crew:
+        again = reproduce.reproduce(wanted, out, crew, Board())
     assert {p: p.stat().st_mtime_ns for p in (out / "runs").rglob("*") if p.is_file()} == before
     assert reproduce.document(wanted, again, out, "mixfl reproduce") == document
     shown = reproduce.made([out])

@@ -254,7 +254,7 @@ def test_settings_are_chosen_on_validation_data():
 def test_a_setting_of_which_one_trial_diverged_is_not_chosen():
     found = [setting(0.1, [2, 2], [0, 0]), setting(0.2, [1], [0], diverged=[7])]
     assert sweeping.choose(found, None).best is found[0]
-    assert "1 of 2 diverged at round 7" in sweeping.cell(found[1].outcome, "eval/loss")
+    assert "1 of 2 diverged at round 7" in found[1].outcome.cell("eval/loss")
     assert sweeping.choose(found[1:], None).best is None
 
 

@@ -44,6 +44,7 @@ def reproduce(ids, scale, data, out, listing, resume, jobs):  # fmt: skip
     from mixfl.experiments import study
     from mixfl.experiments.board import board
     from mixfl.experiments.report.save import save
+    from mixfl.experiments.trials import Crew
 
     jobs = jobs or cores()
     wanted = paper.chosen(ids, scale, data)
@@ -57,7 +58,8 @@ def reproduce(ids, scale, data, out, listing, resume, jobs):  # fmt: skip
     paper.remember(out, ids, scale, data)
     time = study.words(study.estimate(wanted, jobs))
     click.echo(f"{len(wanted)} studies: about {time} on cores like ours, if nothing is made yet.")
-    ended = paper.reproduce(wanted, out, jobs, board())
+    with Crew(jobs) as crew:
+        ended = paper.reproduce(wanted, out, crew, board())
     document = paper.document(wanted, ended, out, command_line())
     save(document, out / "report.html")
     save(document, out / "report.md", "md")

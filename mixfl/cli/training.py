@@ -1,5 +1,6 @@
 """Commands that train: run, compare, sweep."""
 
+import contextlib
 from pathlib import Path
 
 import click
@@ -82,29 +83,30 @@ def compare(
     given = by_hand(rounds, seed, assignments)
     ids = names(algorithms)
     check_names(task, ids, track)
-    start_jax(given, distributed)
-    from mixfl.engine import processes
-    from mixfl.experiments import compare as comparison
-    from mixfl.experiments.board import board
-    from mixfl.experiments.trials import make
-    from mixfl.runs.config import plan
-    from mixfl.runs.progress import reporter
+    from mixfl.experiments.trials import Crew
 
-    problems: dict = {}
-    with processes.Together():
-        plans = [
-            plan(task, a, preset=preset, data=data, given=given, shared_with=ids, problems=problems)
-            for a in ids
-        ]
-    out = out or Path("runs") / f"compare-{plans[0].problem.name}"
-    if distributed or (jobs or cores()) == 1 or len(ids) * trials == 1:
-        outcomes = comparison.compare(
-            plans, out, trials, resume, reporter(processes.first()), track
-        )
-    else:
-        comparison.check(plans)
-        several = comparison.planned_trials(plans, trials, given, track=track)
-        outcomes = comparison.outcomes(make(several, out, jobs or cores(), board(), resume))
+    alone = distributed or (jobs or cores()) == 1 or len(ids) * trials == 1
+    with contextlib.nullcontext() if alone else Crew(jobs or cores()) as crew:
+        start_jax(given, distributed)
+        from mixfl.engine import processes
+        from mixfl.experiments import compare as comparison
+        from mixfl.experiments.board import board
+        from mixfl.runs.config import plan
+        from mixfl.runs.progress import reporter
+
+        problems: dict = {}
+        more: dict = dict(given=given, shared_with=ids, problems=problems)
+        with processes.Together():
+            plans = [plan(task, a, preset=preset, data=data, **more) for a in ids]
+        out = out or Path("runs") / f"compare-{plans[0].problem.name}"
+        if crew is None:
+            outcomes = comparison.compare(
+                plans, out, trials, resume, reporter(processes.first()), track
+            )
+        else:
+            comparison.check(plans)
+            several = comparison.planned_trials(plans, trials, given, track=track)
+            outcomes = comparison.outcomes(crew.make(several, out, board(), resume))
     if not processes.first():
         return
     print_table(*comparison.rows(outcomes), title=f"{plans[0].problem.name}: after training")
@@ -146,30 +148,31 @@ def sweep(
     if twice:
         raise MixflError(f"{twice[0]} is given by --over and by --set: leave one out.")
     check_names(task, ids, track)
-    start_jax(given)
-    from mixfl.experiments import compare as comparison
-    from mixfl.experiments import sweep as sweeping
-    from mixfl.experiments.board import board
-    from mixfl.experiments.trials import make
-    from mixfl.runs.config import plan
-    from mixfl.tasks import find
+    from mixfl.experiments.trials import Crew
 
-    if "validation" in find(task).options:
-        given.setdefault("validation", True)
-    problems: dict = {}
-    plans = [
-        plan(task, a, preset=preset, data=data, given=given | keys, problems=problems)
-        for a in ids
-        for keys in sweeping.grid(over)
-    ]
-    comparison.check(plans)
-    out = out or Path("runs") / f"sweep-{plans[0].problem.name}"
-    seed = plans[0].settings.seed
-    several = sweeping.planned_trials(
-        plans[0].task, ids, over, trials, seed, given, preset=preset, data=plans[0].data,
-        track=track,
-    )  # fmt: skip
-    ended = make(several, out, jobs or cores(), board(), resume)
+    with Crew(jobs or cores()) as crew:
+        start_jax(given)
+        from mixfl.experiments import compare as comparison
+        from mixfl.experiments import sweep as sweeping
+        from mixfl.experiments.board import board
+        from mixfl.runs.config import plan
+        from mixfl.tasks import find
+
+        if "validation" in find(task).options:
+            given.setdefault("validation", True)
+        problems: dict = {}
+        plans = [
+            plan(task, a, preset=preset, data=data, given=given | keys, problems=problems)
+            for a in ids
+            for keys in sweeping.grid(over)
+        ]
+        comparison.check(plans)
+        out = out or Path("runs") / f"sweep-{plans[0].problem.name}"
+        several = sweeping.planned_trials(
+            plans[0].task, ids, over, trials, plans[0].settings.seed, given, preset=preset,
+            data=plans[0].data, track=track,
+        )  # fmt: skip
+        ended = crew.make(several, out, board(), resume)
     found = sweeping.settings(ended, over)
     choice = sweeping.choose(found, by)
     sweeping.save(found, choice, out)

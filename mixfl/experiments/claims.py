@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mixfl.errors import MixflError, unknown
+from mixfl.experiments.dissimilarity import FIRST
 from mixfl.experiments.report.document import Finding
 from mixfl.experiments.study import Setting, Study
 from mixfl.experiments.sweep import lower_is_better
@@ -32,7 +33,6 @@ from mixfl.experiments.trials import Done
 from mixfl.intervals import Interval, interval
 
 AGREE, DISAGREE, OPEN = "agree", "disagree", "not decided"
-FIRST = 10  # round from which on a largest value counts
 
 
 class Checked(NamedTuple):

@@ -34,6 +34,18 @@ class Outcome:
         else:
             self.trials.append(done.rows)
 
+    def cell(self, metric: str) -> str:
+        """Of a table: mean ± half of the 95 % interval, or that trials diverged."""
+        values, diverged = self.final(metric), self.diverged
+        if diverged:
+            count = len(diverged) + len(self.trials)
+            several = f"{len(diverged)} of {count} " if self.trials else ""
+            return f"{several}diverged at round {min(diverged)}"
+        if not len(values):
+            return "-"
+        half = f" ± {number(half_width(values))}" if len(values) > 1 else ""
+        return number(values.mean()) + half
+
     def final(self, metric: str) -> np.ndarray:
         values = [t[-1].get(metric) for t in self.trials if t]
         return np.array([v for v in values if v is not None], float)
@@ -123,17 +135,7 @@ def rows(outcomes: Sequence[Outcome]) -> tuple[list[str], list[list[str]]]:
     ]
     cells = []
     for o in outcomes:
-        row = [o.algorithm]
-        for m in metrics:
-            values = o.final(m)
-            if o.diverged:
-                row.append(f"diverged at round {min(o.diverged)}")
-            elif not len(values):
-                row.append("-")
-            elif len(values) == 1:
-                row.append(number(values[0]))
-            else:
-                row.append(f"{number(values.mean())} ± {number(half_width(values))}")
+        row = [o.algorithm, *(o.cell(m) for m in metrics)]
         for key, scale in (("time/round_ms", 1), ("comm/down_bytes", 1e3), ("comm/up_bytes", 1e3)):
             values = o.final(key)
             row.append(f"{values.mean() / scale:.3g}" if len(values) else "-")

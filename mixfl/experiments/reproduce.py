@@ -16,8 +16,8 @@ import mixfl
 from mixfl.errors import MixflError, unknown
 from mixfl.experiments import study as studies
 from mixfl.experiments.board import Board
-from mixfl.experiments.claims import FIRST, Results, decide
-from mixfl.experiments.compare import Outcome
+from mixfl.experiments.claims import Results, decide
+from mixfl.experiments.dissimilarity import FIRST, PAPER
 from mixfl.experiments.report.document import (
     Curves,
     Document,
@@ -31,9 +31,10 @@ from mixfl.experiments.report.document import (
 )
 from mixfl.experiments.report.document import Trial as Shown
 from mixfl.experiments.report.from_runs import REPRODUCED
+from mixfl.experiments.report.lines import final_table
 from mixfl.experiments.study import Setting, Study
-from mixfl.experiments.sweep import cell
-from mixfl.experiments.trials import Done, Trial, done, make
+from mixfl.experiments.style import NAMES
+from mixfl.experiments.trials import Crew, Done, Trial, done
 from mixfl.intervals import interval
 from mixfl.runs.directory import write_whole
 from mixfl.tasks import read_toml
@@ -75,12 +76,12 @@ def listed(scale: str, data: Path | None, jobs: int) -> list[list[str]]:
     return rows
 
 
-def reproduce(wanted: Sequence[Study], out: Path, jobs: int, board: Board) -> dict[str, Done]:
+def reproduce(wanted: Sequence[Study], out: Path, crew: Crew, board: Board) -> dict[str, Done]:
     """Makes the runs of the studies, each once; by folder."""
     trials: dict[str, Trial] = {t.folder: t for s in wanted for t in s.trials()}
     # The first trial of every setting, then the second: a part of them tells something already.
     order = sorted(trials.values(), key=lambda t: t.keys["seed"])
-    ended = make(order, out / RUNS, jobs, board)
+    ended = crew.make(order, out / RUNS, board)
     return {d.trial.folder: d for d in ended}
 
 
@@ -203,7 +204,8 @@ def series(setting: Setting, ended: Mapping[str, Done], out: Path) -> Series:
         trials.append(
             Shown(name, read_toml(done.folder / "config.toml"), command, done.rows, status)
         )
-    return Series(setting.name, setting.algorithm, trials)
+    name = setting.name.replace(setting.algorithm, NAMES[setting.algorithm], 1)
+    return Series(name, setting.algorithm, trials)
 
 
 def final(study, show, ended, out) -> list[Sweep]:
@@ -227,19 +229,10 @@ def final(study, show, ended, out) -> list[Sweep]:
 
 
 def table(study, show, ended, out) -> list[Table]:
-    """Values at the end."""
-    rows = []
-    for setting in study.named(show.get("series")):
-        outcome = Outcome(setting.algorithm)
-        for trial in setting.trials:
-            outcome.add(ended[trial.folder])
-        row = [setting.name, *(cell(outcome, m) for m in show["metrics"])]
-        for key in ("comm/down_bytes", "comm/up_bytes"):
-            values = outcome.final(key)
-            row.append(f"{values.mean() / 1e3:.4g}" if len(values) else "-")
-        rows.append(row)
-    header = ["", *(m.removeprefix("eval/") for m in show["metrics"]), "KB down", "KB up"]
-    return [Table(header=header, rows=rows, **head(study, show))]
+    """Values at the end, and what a round costs."""
+    lines = [series(s, ended, out) for s in study.named(show.get("series"))]
+    about = head(study, show)
+    return [final_table(about.pop("title"), lines, show["metrics"], **about)]
 
 
 def largest(study, show, ended, out) -> list[Table]:
@@ -249,7 +242,8 @@ def largest(study, show, ended, out) -> list[Table]:
     for setting in study.named(show.get("series")):
         found = [results.values(setting, m, "largest").max() for m in show["metrics"]]
         rows.append([f"{setting.name}, from round {FIRST}", *(f"{v:.4g}" for v in found)])
-    rows.append(["the paper", *(f"{v:g}" for v in show["paper"])])
+    if study.task in PAPER:
+        rows.append(["the paper", *(f"{v:g}" for v in PAPER[study.task])])
     header = ["", *(f"largest {m.removeprefix('theory/')}" for m in show["metrics"])]
     return [Table(header=header, rows=rows, **head(study, show))]
 

@@ -15,7 +15,6 @@ from mixfl.experiments.compare import Outcome, shown_metrics
 from mixfl.experiments.trials import Done, Trial
 from mixfl.intervals import half_width
 from mixfl.runs.directory import write_whole
-from mixfl.runs.progress import number
 
 RESULTS = "sweep.json"
 CHOSEN_BY = ("auc", "accuracy", "recall@10", "loss")  # the first that there is, if not said
@@ -100,17 +99,6 @@ def lower_is_better(metric: str) -> bool:
     return metric.rsplit("/", 1)[-1] in ("loss", "hinge", "spreadout", "error")
 
 
-def cell(outcome: Outcome, metric: str) -> str:
-    values, diverged = outcome.final(metric), outcome.diverged
-    if diverged:
-        many = f"{len(diverged)} of {len(diverged) + len(outcome.trials)} " * bool(outcome.trials)
-        return f"{many}diverged at round {min(diverged)}"
-    if not len(values):
-        return "-"
-    half = f" ± {number(half_width(values))}" if len(values) > 1 else ""
-    return number(values.mean()) + half
-
-
 def table(found: Sequence[Setting], choice: Choice) -> tuple[list[str], list[list[str]]]:
     tested = shown_metrics([s.outcome for s in found])
     metrics = ([choice.metric] if choice.validated else []) + tested
@@ -119,7 +107,7 @@ def table(found: Sequence[Setting], choice: Choice) -> tuple[list[str], list[lis
         *(m.replace("eval/", "test ").replace("valid/", "valid ") for m in metrics),
     ]
     rows = [
-        [("* " if s is choice.best else "  ") + s.name, *(cell(s.outcome, m) for m in metrics)]
+        [("* " if s is choice.best else "  ") + s.name, *(s.outcome.cell(m) for m in metrics)]
         for s in found
     ]
     return header, rows
@@ -131,7 +119,7 @@ def verdict(found: Sequence[Setting], choice: Choice) -> list[str]:
     on = "validation data" if choice.validated else "the test data itself (there is no other)"
     best = choice.best
     tested = shown_metrics([best.outcome])
-    figures = ", ".join(f"{m.removeprefix('eval/')} {cell(best.outcome, m)}" for m in tested)
+    figures = ", ".join(f"{m.removeprefix('eval/')} {best.outcome.cell(m)}" for m in tested)
     return [f"* chosen on {on}, by {choice.metric}: {best.name}", f"  on test data: {figures}"]
 
 

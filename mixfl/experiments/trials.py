@@ -28,7 +28,6 @@ from typing import Any
 import mixfl
 from mixfl.errors import Interrupted, MixflError
 from mixfl.experiments.board import Board
-from mixfl.runs.config import chosen_keys
 from mixfl.runs.directory import differences, read_metrics, read_status
 from mixfl.settings import KEYS
 from mixfl.tasks import read_toml
@@ -52,6 +51,8 @@ class Trial:
 
     def wanted(self) -> dict[str, Any]:
         """What its config.toml must say, as far as it can be told without the data."""
+        from mixfl.runs.config import chosen_keys  # needs JAX; the processes are begun before
+
         found = chosen_keys(self.task, self.algorithm, self.preset, {}, self.keys)
         head = {"task": self.task, "algorithm": self.algorithm, "version": mixfl.__version__}
         if ".py" in self.task:
@@ -102,40 +103,53 @@ def make(
     trials: Sequence[Trial], out: Path, jobs: int, board: Board, resume: bool = True
 ) -> list[Done]:
     """Makes the trials that are not over yet; returns how all ended, in their order."""
-    begun = next((t for t in trials if (out / t.folder / "config.toml").exists()), None)
-    if begun is not None and not resume:
-        raise MixflError(
-            f"{out / begun.folder} holds a run already: --resume to go on, or choose another --out."
-        )
-    found = {t.folder: done(t, out) for t in trials}
-    left = collections.deque(t for t in trials if found[t.folder] is None)
-    jobs = max(1, min(jobs, len(left)))
-    board.begin(list(left), len(trials), jobs)
-    try:
-        if left:
-            Crew(left, found, out, jobs, board).work()
-    finally:
-        board.end()
-    return [found[t.folder] for t in trials]  # type: ignore[misc]
+    with Crew(jobs) as crew:
+        return crew.make(trials, out, board, resume)
 
 
 class Crew:
-    """The processes, a thread for each."""
+    """The processes, a thread for each. They begin to import JAX at once, while what they shall do
+    is being checked."""
 
-    def __init__(self, left, found, out: Path, jobs: int, board: Board):
-        self.left, self.found, self.out, self.board = left, found, out, board
-        self.lock = threading.Lock()
-        self.error: MixflError | None = None
-        self.stopping = False
+    def __init__(self, jobs: int):
         cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-        # As many as cores, a core for each; fewer share them.
+        # As many as cores, a core for each; otherwise they share them.
         pinned = jobs == len(cores) and jobs > 1
-        self.workers = [Worker(cores[i] if pinned else None, out, jobs) for i in range(jobs)]
+        self.workers = [Worker(cores[i] if pinned else None, jobs > 1) for i in range(jobs)]
 
-    def work(self) -> None:
+    def __enter__(self) -> "Crew":
+        return self
+
+    def __exit__(self, *error) -> None:
+        for worker in self.workers:
+            worker.close()
+
+    def make(
+        self, trials: Sequence[Trial], out: Path, board: Board, resume: bool = True
+    ) -> list[Done]:
+        begun = next((t for t in trials if (out / t.folder / "config.toml").exists()), None)
+        if begun is not None and not resume:
+            raise MixflError(
+                f"{out / begun.folder} holds a run already: --resume to go on, or choose another "
+                "--out."
+            )
+        self.out, self.board = out, board
+        self.found = {t.folder: done(t, out) for t in trials}
+        self.left = collections.deque(t for t in trials if self.found[t.folder] is None)
+        self.lock = threading.Lock()
+        self.error: Exception | None = None
+        self.stopping = False
+        board.begin(list(self.left), len(trials), min(len(self.workers), max(len(self.left), 1)))
+        try:
+            self._work()
+        finally:
+            board.end()
+        return [self.found[t.folder] for t in trials]  # type: ignore[misc]
+
+    def _work(self) -> None:
         threads = [
             threading.Thread(target=self._guarded, args=(i, w), daemon=True)
-            for i, w in enumerate(self.workers)
+            for i, w in enumerate(self.workers[: len(self.left)])
         ]
         with self._interrupts():
             for thread in threads:
@@ -162,7 +176,7 @@ class Crew:
         def handler(number, frame):
             if self.stopping:
                 for worker in self.workers:
-                    worker.kill()
+                    worker.process.kill()
                 raise KeyboardInterrupt
             self.stopping = True
             self.board.note("stopping: runs under way are saved; Ctrl-C again stops at once")
@@ -175,13 +189,11 @@ class Crew:
         finally:
             for number, old in before.items():
                 signal.signal(number, old)
-            for worker in self.workers:
-                worker.close()
 
     def _guarded(self, index: int, worker: "Worker") -> None:
         try:
             self._loop(index, worker)
-        except MixflError as error:
+        except Exception as error:  # raised by `_work`
             self.error = self.error or error
             self.stopping = True
             for other in self.workers:
@@ -197,7 +209,7 @@ class Crew:
             if ended is None:
                 tell = partial(self.board.running, index, trial)
                 tell(0)
-                answer = worker.run(trial, tell, self.board.note)
+                answer = worker.run(trial, self.out, tell, self.board.note)
                 if answer.get("busy"):
                     time.sleep(BUSY_SECONDS)
                     with self.lock:
@@ -219,42 +231,36 @@ class Crew:
 class Worker:
     """A process that makes runs: it is told by lines of JSON, and answers in such."""
 
-    def __init__(self, core: int | None, out: Path, jobs: int):
-        self.core, self.out, self.jobs = core, out, jobs
-        self.process: subprocess.Popen | None = None
+    def __init__(self, core: int | None, one_device: bool):
         self.log = tempfile.TemporaryFile()  # noqa: SIM115 (as long as the process)
-
-    def _start(self) -> subprocess.Popen:
+        self.one_device = one_device
         command = [sys.executable, "-m", "mixfl.experiments.worker", str(os.getpid())]
-        if self.core is not None:
-            command.append(str(self.core))
-        return subprocess.Popen(
+        if core is not None:
+            command.append(str(core))
+        self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True,
             start_new_session=True,  # Ctrl-C reaches it through its parent only
         )  # fmt: skip
 
     def run(
-        self, trial: Trial, tell: Callable[[int], None], note: Callable[[str], None]
+        self, trial: Trial, out: Path, tell: Callable[[int], None], note: Callable[[str], None]
     ) -> dict[str, Any]:
-        if self.process is None:
-            self.process = self._start()
-        process = self.process
-        assert process.stdin is not None
-        assert process.stdout is not None
+        told, said = self.process.stdin, self.process.stdout
+        assert told is not None
+        assert said is not None
+        keys = {**trial.keys, **({"devices": 1} if self.one_device else {})}
         with contextlib.suppress(BrokenPipeError):
-            process.stdin.write(
-                json.dumps({"out": str(self.out), "jobs": self.jobs, **asdict(trial)}) + "\n"
-            )
-            process.stdin.flush()
-        for line in process.stdout:
-            said = json.loads(line)
-            if "round" in said:
-                tell(said["round"])
-            elif "note" in said:
-                note(f"{trial.label}: {said['note']}")
+            told.write(json.dumps({**asdict(trial), "out": str(out), "keys": keys}) + "\n")
+            told.flush()
+        for line in said:
+            answer = json.loads(line)
+            if "round" in answer:
+                tell(answer["round"])
+            elif "note" in answer:
+                note(f"{trial.label}: {answer['note']}")
             else:
-                return said
-        return {"error": self._died(process.wait())}
+                return answer
+        return {"error": self._died(self.process.wait())}
 
     def _died(self, code: int) -> str:
         self.log.seek(0)
@@ -264,19 +270,13 @@ class Worker:
         return f"its process was {reason}.{hint} {' '.join(last)}".strip()
 
     def interrupt(self) -> None:
-        if self.process is not None and self.process.poll() is None:
+        if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
 
-    def kill(self) -> None:
-        if self.process is not None:
-            self.process.kill()
-
     def close(self) -> None:
-        if self.process is not None:
+        """It has nothing to do any more, and nothing to save."""
+        self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout, self.log):
             with contextlib.suppress(BrokenPipeError):
-                self.process.stdin.close()  # type: ignore[union-attr]
-            try:
-                self.process.wait(5)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-        self.log.close()
+                pipe.close()  # type: ignore[union-attr]
