@@ -54,7 +54,7 @@ growth: .venv/ready
 
 # Pin what is installed now: after changing the dependencies, in a fresh .venv.
 lock: .venv/ready
-	$(BIN)/python -m pip freeze --exclude-editable > constraints.txt
+	$(BIN)/python -m pip freeze --exclude-editable | sed "s/+cpu$$//" > constraints.txt
 	touch .venv/ready
 
 clean:
