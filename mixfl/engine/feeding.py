@@ -35,6 +35,8 @@ class Piece(NamedTuple):
 class Draws:
     """The batches that are drawn at the server. They need no client's data."""
 
+    chunk = 1  # clients that are read at once
+
     def __init__(
         self, problem: Problem, s: Settings, devices: int = 1, own: tuple[int, int] = (0, 1)
     ):
