@@ -133,14 +133,22 @@ class Deployment:
         told = self.flwr("list", "--run-id", str(run), "--format", "json")
         return json.loads(told[told.index("{") :])["runs"][0]["status"]
 
+    def server_process(self) -> int | None:
+        """Of the run under way, which the superexec started."""
+        superexec = self.processes["superexec"].pid
+        for child in Path(f"/proc/{superexec}/task/{superexec}/children").read_text().split():
+            try:
+                if b"flwr-serverapp" in Path(f"/proc/{child}/cmdline").read_bytes():
+                    return int(child)
+            except OSError:  # it has just ended
+                pass
+        return None
+
     def finished(self, run: int, seconds: float = HUNG) -> str:
         """Waits for the end of a run; how it ended."""
-        end = time.monotonic() + seconds
-        while not (status := self.status(run)).startswith("finished"):
-            if time.monotonic() > end:
-                raise AssertionError(f"the run has not ended: {status}\n{self.told(run)}")
-            time.sleep(1)
-        return status
+        self.wait_until(lambda: self.server_process() is not None, "the run has begun")
+        self.wait_until(lambda: self.server_process() is None, "the run has ended", seconds)
+        return self.status(run)
 
     def told(self, run: int) -> str:
         """What the server's part of a run printed."""
