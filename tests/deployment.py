@@ -1,8 +1,8 @@
 """A deployment on this machine: a SuperLink, its superexec and nodes as real processes, started by
 the scripts of a project that `mixfl flower new` wrote, with TLS and authentication on.
 
-Ports are free ones. What a process prints is in logs/ of the project's folder. Time-outs are there to
-end what hangs, nothing else.
+Ports are free ones. What a process prints is in logs/ of the project's folder. Time-outs are there
+to end what hangs, nothing else.
 """
 
 import json
@@ -26,6 +26,17 @@ def free_port() -> int:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return s.getsockname()[1]
+
+
+def child(parent: int, part: str) -> int | None:
+    """A child process whose command line has the given part."""
+    try:
+        for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
+            if part.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+                return int(pid)
+    except OSError:  # one has just ended
+        pass
+    return None
 
 
 class Deployment:
@@ -116,7 +127,7 @@ class Deployment:
     def flwr(self, *arguments: str, cwd: Path | None = None) -> str:
         """Flower's command line, as a user has it after `. ./env.sh`."""
         line = '. "$0/env.sh" && cd "$1" && shift && exec flwr "$@"'
-        command = ["sh", "-c", f"cd \"$0\" && {line}", self.folder, cwd or self.folder, *arguments]
+        command = ["sh", "-c", f'cd "$0" && {line}', self.folder, cwd or self.folder, *arguments]
         done = subprocess.run(
             command, env=self.environment(), capture_output=True, text=True, timeout=HUNG
         )
@@ -135,14 +146,12 @@ class Deployment:
 
     def server_process(self) -> int | None:
         """Of the run under way, which the superexec started."""
-        superexec = self.processes["superexec"].pid
-        for child in Path(f"/proc/{superexec}/task/{superexec}/children").read_text().split():
-            try:
-                if b"flwr-serverapp" in Path(f"/proc/{child}/cmdline").read_bytes():
-                    return int(child)
-            except OSError:  # it has just ended
-                pass
-        return None
+        return child(self.processes["superexec"].pid, "flwr-serverapp")
+
+    def worker(self, node: str) -> int | None:
+        """The process that answers a node's messages."""
+        watching = child(self.processes[node].pid, "mixfl")
+        return watching and child(watching, "mixfl.flower.worker")
 
     def finished(self, run: int, seconds: float = HUNG) -> str:
         """Waits for the end of a run; how it ended."""

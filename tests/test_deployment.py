@@ -28,7 +28,9 @@ def two_of_three(project: Path) -> Path:
     file = project / "pyproject.toml"
     text = file.read_text()
     if "cohort_size" not in text:
-        file.write_text(text.replace("[tool.flwr.app.config]", "[tool.flwr.app.config]\ncohort_size = 2"))
+        file.write_text(
+            text.replace("[tool.flwr.app.config]", "[tool.flwr.app.config]\ncohort_size = 2")
+        )
     return project
 
 
@@ -62,7 +64,6 @@ def test_row_sparse_movie(deployment):
     run = deployment.run(project, rounds=ROUNDS, seed=3, algorithm="2wgt", out=str(out))
     assert deployment.finished(run) == "finished:completed", deployment.told(run)
     same_as_simulated(project, out, "2wgt")
-
 
 
 @pytest.mark.parametrize(

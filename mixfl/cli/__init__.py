@@ -1,7 +1,7 @@
 """The command line: parsing only. What needs JAX is imported when a command runs.
 
-The commands are in training, paper, problems, results, data and flower; what they share is in options,
-terminal (what is printed) and process (how JAX starts, and how the process ends).
+The commands are in training, paper, problems, results, data and flower; what they share is in
+options, terminal (what is printed) and process (how JAX starts, and how the process ends).
 """
 
 import os

@@ -40,8 +40,8 @@ def keys(folder, nodes, hosts):
 
 @flower.command()
 @click.argument("address")
-@click.option("--secret", type=click.Path(path_type=Path, exists=True, dir_okay=False),
-              metavar="FILE", help="As flower-supernode's --superexec-auth-secret-file.")  # fmt: skip
+@click.option("--secret", type=click.Path(path_type=Path, exists=True), metavar="FILE",
+              help="As flower-supernode's --superexec-auth-secret-file.")  # fmt: skip
 @click.option("--parent-pid", type=int, metavar="PID", help="End with this process.")
 def worker(address, secret, parent_pid):
     """Answer the messages of the SuperNode whose Runtime API is at ADDRESS (host:port)."""

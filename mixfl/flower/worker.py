@@ -1,11 +1,11 @@
 """A node's worker: one process that answers every message of its node.
 
 Flower starts a process per message, which imports Flower, JAX and the project, loads the data and
-compiles anew. A SuperNode with `--isolation process` leaves the starting to another process, usually
-flower-superexec. `watch` is such a process: it hands each message's token to a worker, which
+compiles anew. A SuperNode with `--isolation process` leaves the starting to another process, as a
+rule flower-superexec. `watch` is such a process: it hands each message's token to a worker, which
 runs the project's ClientApp and keeps what it has imported, loaded and compiled. The worker reads
 tokens from its standard input and ends with it. It is replaced when it has died, when a run
-brings other code, and when it has not answered by the time that the server gives up waiting.
+brings other code, and when it has not answered long after the server gave up waiting.
 
 What comes from flwr's inner modules here is what its own flwr-clientapp and flower-superexec are
 made of; with another version of flwr, use these (docs/deploy.md).
@@ -52,6 +52,7 @@ except ImportError as error:
     ) from None
 
 LOOK_EVERY = 0.1  # seconds between two looks for a message
+PATIENCE = 3.0  # times the seconds that the server waits for an answer
 ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 
 
@@ -133,8 +134,8 @@ def work(address: str) -> None:
 
 def _answer(client: RuntimeHttpClient, app):
     message, context, run, fab = pull_task_input(client)
-    # Nobody waits for the answer any longer then; the signal ends the process, and the node goes on.
-    signal.alarm(max(1, int(message.metadata.ttl)))
+    # By then it hangs, and nobody waits. The signal ends the process, and the node goes on.
+    signal.alarm(int(PATIENCE * message.metadata.ttl) + 1)
     try:
         if app is None:
             install_from_fab(fab.content, skip_prompt=True)

@@ -38,7 +38,7 @@ def viewers() -> tuple[mixfl.ClientData, mixfl.ClientData]:
 
 
 def own_examples(node: dict) -> dict[str, np.ndarray]:
-    """At a node: what its viewers saw. Where nodes share a store, each takes its part of them."""
+    """At a node: what its viewers saw. Where nodes share a store, each takes its part of it."""
     train, _ = viewers()
     first, step = node.get("partition-id", 0), node.get("num-partitions", 1)
     return train.select(np.arange(first, len(train), step)).examples.all()

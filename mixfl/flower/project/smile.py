@@ -1,8 +1,8 @@
 """Smile classification: nodes have photos of smiling faces, the server has the others.
 
 Everything that is about this model and this data is here; nothing is loaded before it is needed.
-MIXFL_DATA names a store with the columns `image` and `smiling` (`mixfl data prepare celeba`), at each
-machine its own; without it, synthetic faces are drawn.
+MIXFL_DATA names a store with the columns `image` and `smiling` (`mixfl data prepare celeba`), at
+each machine its own; without it, synthetic faces are drawn.
 """
 
 import functools
@@ -39,7 +39,7 @@ def labelled(clients: mixfl.ClientData, smiling: int) -> dict[str, np.ndarray]:
 
 
 def own_examples(node: dict) -> dict[str, np.ndarray]:
-    """At a node: its smiling faces. Where nodes share a store, each takes its part of the people."""
+    """At a node: its smiling faces. Where nodes share a store, each takes its part of it."""
     train, _ = people()
     first, step = node.get("partition-id", 0), node.get("num-partitions", 1)
     return labelled(train.select(np.arange(first, len(train), step)), smiling=1)

@@ -44,7 +44,7 @@ def writers(name: str) -> tuple[mixfl.ClientData, mixfl.ClientData]:
 
 
 def own_examples(node: dict) -> dict[str, np.ndarray]:
-    """At a node: its posts. Where nodes share a store, each takes its part of the people."""
+    """At a node: its posts. Where nodes share a store, each takes its part of it."""
     train, _ = writers("federated")
     first, step = node.get("partition-id", 0), node.get("num-partitions", 1)
     return train.select(np.arange(first, len(train), step)).examples.all()
