@@ -12,9 +12,9 @@ import chaotic
 import jax
 import numpy as np
 import pytest
-from deployment import Deployment
 
 import mixfl
+from benchmarks.deployment import Deployment
 
 pytestmark = pytest.mark.flower
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from deployment import Deployment, free_port, second_project
 
 import mixfl
+from benchmarks.deployment import Deployment, free_port, second_project
 from mixfl.flower.keys import make_keys
 from mixfl.tasks import find
 

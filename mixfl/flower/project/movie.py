@@ -32,7 +32,7 @@ def viewers() -> tuple[mixfl.ClientData, mixfl.ClientData]:
         drawn = ratings(users=120, movies=MOVIES, per_user=60)
         everyone = mixfl.ClientData.from_arrays(drawn, client=drawn.pop("user"))
     everyone = movie.with_lengths(everyone)
-    fifth = max(1, len(everyone) // 5)
+    fifth = len(everyone) // 5
     rows = np.arange(len(everyone))
     return everyone.select(rows[fifth:]), everyone.select(rows[:fifth])
 
@@ -40,8 +40,9 @@ def viewers() -> tuple[mixfl.ClientData, mixfl.ClientData]:
 def own_examples(node: dict) -> dict[str, np.ndarray]:
     """At a node: what its viewers saw. Where nodes share a store, each takes its part of it."""
     train, _ = viewers()
-    first, step = node.get("partition-id", 0), node.get("num-partitions", 1)
-    return train.select(np.arange(first, len(train), step)).examples.all()
+    parts = node.get("num-partitions", 1)
+    own = np.arange(len(train))[node.get("partition-id", 0) % parts :: parts]
+    return train.select(own).examples.all()
 
 
 def init(key):

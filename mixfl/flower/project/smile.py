@@ -29,7 +29,7 @@ def people() -> tuple[mixfl.ClientData, mixfl.ClientData]:
     else:
         drawn = faces(clients=60, per_client=30, size=28)
         everyone = mixfl.ClientData.from_arrays(drawn, client=drawn.pop("client"))
-    fifth = max(1, len(everyone) // 5)
+    fifth = len(everyone) // 5
     rows = np.arange(len(everyone))
     return everyone.select(rows[fifth:]), everyone.select(rows[:fifth])
 
@@ -41,8 +41,9 @@ def labelled(clients: mixfl.ClientData, smiling: int) -> dict[str, np.ndarray]:
 def own_examples(node: dict) -> dict[str, np.ndarray]:
     """At a node: its smiling faces. Where nodes share a store, each takes its part of it."""
     train, _ = people()
-    first, step = node.get("partition-id", 0), node.get("num-partitions", 1)
-    return labelled(train.select(np.arange(first, len(train), step)), smiling=1)
+    parts = node.get("num-partitions", 1)
+    own = np.arange(len(train))[node.get("partition-id", 0) % parts :: parts]
+    return labelled(train.select(own), smiling=1)
 
 
 def central_examples() -> dict[str, np.ndarray]:

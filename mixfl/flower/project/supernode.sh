@@ -3,9 +3,14 @@
 set -eu
 cd "$(dirname "$0")"
 . ./env.sh
-port="${PORT:-$((9093 + $1))}" # on this machine only, for the worker
-mixfl flower worker "127.0.0.1:$port" --secret "keys/node-$1.secret" --parent-pid $$ &
+number="$1"
+port="${PORT:-$((9093 + number))}" # on this machine only, for the worker
+if [ "${WORKER:-yes}" = yes ]; then
+    mixfl flower worker "127.0.0.1:$port" --secret "keys/node-$number.secret" --parent-pid $$ &
+    set -- --isolation process --superexec-auth-secret-file "keys/node-$number.secret"
+else # Flower's own way, a process per message
+    set -- --isolation subprocess
+fi
 exec flower-supernode --superlink "$SUPERLINK" --root-certificates keys/ca.crt \
-    --auth-supernode-private-key "keys/node-$1" \
-    --node-config "partition-id=$(($1 - 1)) num-partitions=${NODES:-3}" \
-    --isolation process --port "$port" --superexec-auth-secret-file "keys/node-$1.secret"
+    --auth-supernode-private-key "keys/node-$number" \
+    --node-config "partition-id=$((number - 1)) num-partitions=${NODES:-3}" --port "$port" "$@"

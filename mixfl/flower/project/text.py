@@ -38,7 +38,7 @@ def writers(name: str) -> tuple[mixfl.ClientData, mixfl.ClientData]:
         everyone = mixfl.ClientData.open(os.path.join(os.environ["MIXFL_DATA"], name))
     else:
         everyone = synthetic()[name]
-    tenth = max(1, len(everyone) // 10)
+    tenth = len(everyone) // 10
     rows = np.arange(len(everyone))
     return everyone.select(rows[tenth:]), everyone.select(rows[:tenth])
 
@@ -46,8 +46,9 @@ def writers(name: str) -> tuple[mixfl.ClientData, mixfl.ClientData]:
 def own_examples(node: dict) -> dict[str, np.ndarray]:
     """At a node: its posts. Where nodes share a store, each takes its part of it."""
     train, _ = writers("federated")
-    first, step = node.get("partition-id", 0), node.get("num-partitions", 1)
-    return train.select(np.arange(first, len(train), step)).examples.all()
+    parts = node.get("num-partitions", 1)
+    own = np.arange(len(train))[node.get("partition-id", 0) % parts :: parts]
+    return train.select(own).examples.all()
 
 
 def central_examples() -> dict[str, np.ndarray]:

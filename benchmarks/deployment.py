@@ -40,14 +40,15 @@ def child(parent: int, part: str) -> int | None:
 
 
 class Deployment:
-    def __init__(self, folder: Path, task: str = "smile", nodes: int = 3):
-        self.folder, self.nodes = folder, nodes
+    def __init__(self, folder: Path, task: str = "smile", nodes: int = 3, **environment: str):
+        self.folder, self.nodes, self.more = folder, nodes, environment
         write_project(folder, task)
         make_keys(folder / "keys", nodes)
         (folder / "logs").mkdir()
         self.address = f"127.0.0.1:{free_port()}"
         self.ports = {f"node-{n}": free_port() for n in range(1, nodes + 1)}
         self.processes: dict[str, subprocess.Popen] = {}
+        self.own: dict[str, dict[str, str]] = {}  # environment of single processes
         self.flwr_home = folder / ".flwr"
 
     def __enter__(self) -> "Deployment":
@@ -79,7 +80,8 @@ class Deployment:
     def environment(self, **more: str) -> dict[str, str]:
         return {
             **os.environ, "PATH": f"{BIN}:{os.environ['PATH']}", "SUPERLINK": self.address,
-            "FLWR_HOME": str(self.flwr_home), "NODES": str(self.nodes), **more,
+            "FLWR_HOME": str(self.flwr_home), "NODES": str(self.nodes),
+            **self.more, **more,
         }  # fmt: skip
 
     def start(self, name: str, *options: str, **environment: str) -> None:
@@ -89,6 +91,7 @@ class Deployment:
             environment = {"PORT": str(self.ports[name]), **environment}
         else:
             command = [f"./{name}.sh", *options]
+        environment = {**self.own.get(name, {}), **environment}
         with open(self.log_file(name), "ab") as log:
             self.processes[name] = subprocess.Popen(
                 command, cwd=self.folder, env=self.environment(**environment), stdout=log,
