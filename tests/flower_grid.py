@@ -58,7 +58,9 @@ class InProcess(Grid):
     def send_and_receive(self, messages, *, timeout=None): ...
 
     def get_node_ids(self):
-        return [FIRST_NODE + i for i in range(len(self.nodes)) if i not in self.gone(self.clock.now)]
+        return [
+            FIRST_NODE + i for i in range(len(self.nodes)) if i not in self.gone(self.clock.now)
+        ]
 
     def push_messages(self, messages):
         ids = []

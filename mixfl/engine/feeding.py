@@ -196,6 +196,7 @@ class Feeder(Draws):
         n = len(self.problem.central[0].examples)  # type: ignore[arg-type]
         return cohort.dealt_rows(rng, n, int(np.prod(shape))).reshape(shape)
 
+
 class Prefetch:
     """Iterates over `source` in a thread, at most `ahead` items ahead."""
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -36,15 +37,12 @@ class Client:
         terms = [self.term if t is elsewhere else _without_data(t) for t in problem.terms]
         local = dataclasses.replace(problem, terms=terms)
         self.algorithm = recipe.build(local, s)
-        key = jax.random.key(s.seed)
-        self.x = jax.eval_shape(problem.init, key)  # the model's shapes
-        check_loss(self.term, self.x)
+        self.init = functools.partial(problem.init, jax.random.key(s.seed))
+        self.x = jax.eval_shape(self.init)  # the model's shapes
         found = row_sparse_tables(local, self.x, self.algorithm, s)
         self.tables = found.get(self.term.name, {})
-        if self.tables:
-            check_rows(self.term, problem.init(key))
         self.columns, self.rows = self._own_rows()
-        self.program = jax.jit(self._train)
+        self.program = self._in_pytorch() or jax.jit(self._train)
 
     def _own_rows(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """Its columns with positions in its own rows of the tables, and these rows."""
@@ -59,6 +57,10 @@ class Client:
         return {name: a[0] for name, a in local.items()}, rows
 
     def hello(self) -> RecordDict:
+        """Who it is. A mistake in the loss or the data shows here, before any round."""
+        check_loss(self.term, self.x)
+        if self.tables:
+            check_rows(self.term, self.init())
         return messages.hello(self.term.name, self.number, self.rows)
 
     def train(self, content: RecordDict) -> RecordDict:
@@ -81,8 +83,28 @@ class Client:
         return ClientFeed(Batches({c: a[rows[0]] for c, a in self.columns.items()}, mask[0]))
 
     def _train(self, message, feed):
-        upload = self.algorithm.client(self.term, message, feed)
+        return self._own_part(self.algorithm.client(self.term, message, feed), message)
+
+    def _own_part(self, upload, message):
         return own_part(upload, message.aug, self.tables, self.s.client_lr)
+
+    def _in_pytorch(self):
+        """The same in PyTorch, where the loss is written in it and the steps are on it alone."""
+        if "mixfl.pytorch" not in sys.modules:
+            return None
+        from mixfl import pytorch
+
+        own = isinstance(self.term.loss, pytorch.Loss) and self.algorithm.feed.own
+        if not own or pytorch.optimizer(self.s) is None:
+            return None
+
+        def train(message, feed):
+            sent = jax.eval_shape(self._train, message, feed)
+            collect = sent.grads is not None
+            upload = pytorch.client_update(self.term, self.s, message, feed, collect)
+            return self._own_part(upload, message)
+
+        return train
 
 
 def _without_data(term):

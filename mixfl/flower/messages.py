@@ -80,12 +80,12 @@ def parsed_tree(record: Any, like: Any) -> Any:
 def numbers(record: Any, *names: str) -> list[float]:
     if not isinstance(record, MetricRecord) or set(record) != set(names):
         raise Rejected("malformed", "a record has other numbers than expected, or none")
-    values = [record[name] for name in names]
+    values: list[Any] = [record[name] for name in names]
     if not all(isinstance(v, int | float) for v in values):
         raise Rejected("malformed", "a list where a number was expected")
     if not all(abs(v) <= LARGEST for v in values):  # nor is NaN
         raise Rejected("nonfinite", "a number is not finite")
-    return [float(v) for v in values]  # type: ignore[arg-type]
+    return [float(v) for v in values]
 
 
 def config(content: RecordDict, kind: str, **types: type) -> list[Any]:
@@ -133,7 +133,7 @@ def digest(rows: Mapping[str, np.ndarray]) -> int:
     """By which both sides know that they mean the same rows."""
     crc = 0
     for name in sorted(rows):
-        crc = zlib.crc32(np.ascontiguousarray(rows[name]), zlib.crc32(name.encode(), crc))
+        crc = zlib.crc32(rows[name].tobytes(), zlib.crc32(name.encode(), crc))
     return crc
 
 
@@ -177,7 +177,9 @@ STALE = RecordDict({"stale": ConfigRecord({})})  # "I hold other rows now: ask m
 
 def upload(sent: Upload) -> RecordDict:
     """What the server gets of a client."""
-    told = {name: float(getattr(sent, name)) for name in ("weight", "steps", "loss")}
+    told: dict[str, Any] = {
+        name: float(getattr(sent, name)) for name in ("weight", "steps", "loss")
+    }
     content = RecordDict({"delta": arrays(sent.delta), "numbers": MetricRecord(told)})
     if sent.grads is not None:
         content["grads"] = arrays(sent.grads)

@@ -5,8 +5,8 @@
 
 What a client sends is checked (messages.py); one that fails in any way is left out and counted. A
 round with too few replies is skipped: the state stays as it was, and the next round has other
-clients. Uploads are added up in the order of the cohort, whenever they came: so a round has the same
-bits each time.
+clients. Uploads are added up in the order of the cohort, whenever they came: so a round has the
+same bits each time.
 """
 
 import time
@@ -37,7 +37,6 @@ from mixfl.runs.directory import OPERATION
 from mixfl.runs.programs import keep_programs
 from mixfl.runs.progress import Quiet, reporter
 from mixfl.runs.training import Result, run
-from mixfl.settings import Settings
 from mixfl.sparse import add_rows, row_sparse, zeros_for
 from mixfl.trees import on_named
 
@@ -47,13 +46,21 @@ LONGEST_PAUSE = 60.0  # seconds after a failed round
 def serve(problem: Problem, grid: Grid, run_config: Mapping[str, Any]) -> Result:
     """A run from its beginning, or from its last checkpoint, to its end."""
     keep_programs()
-    problem, recipe, s, d = chosen(problem, run_config)
     report = reporter(True)
-    out = Path(d.out or f"runs/{problem.name}-{recipe.id}").absolute()
+    plan = deployed(problem, grid, run_config, report)
+    out = Path(plan.d.out or f"runs/{problem.name}-{plan.recipe.id}").absolute()
     report.note(f"the run is kept in {out}")
+    return run(plan, out, True, report, track=plan.d.track or None)
+
+
+def deployed(
+    problem: Problem, grid: Grid, run_config: Mapping[str, Any], report: Quiet, clock: Clock = time
+) -> "DeployedPlan":
+    problem, recipe, s, d = chosen(problem, run_config)
     operation = {k: getattr(d, k) for k in OPERATION}
-    plan = DeployedPlan(problem, recipe, s, options=operation, grid=grid, d=d, report=report)
-    return run(plan, out, True, report, track=d.track or None)
+    return DeployedPlan(
+        problem, recipe, s, options=operation, grid=grid, d=d, report=report, clock=clock
+    )
 
 
 @dataclass(frozen=True)
@@ -187,6 +194,7 @@ class DeployedEngine:
     def _uploads(self) -> list[Upload]:
         """Per population, the shapes of what its clients send: those of the algorithm's own
         `client`, with losses in place of the problem's that need no columns."""
+
         def loss(x, batch):
             return batch["loss"] * sum(jnp.sum(leaf) for leaf in jax.tree.leaves(x))
 
