@@ -5,6 +5,7 @@ Ports are free ones. What a process prints is in logs/ of the project's folder. 
 to end what hangs, nothing else.
 """
 
+import ctypes
 import json
 import os
 import shutil
@@ -20,12 +21,18 @@ from mixfl.flower.new import write_project
 
 BIN = Path(sys.executable).parent
 HUNG = 300.0  # seconds
+LIBC = ctypes.CDLL(None)
 
 
 def free_port() -> int:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return s.getsockname()[1]
+
+
+def end_with_parent() -> None:
+    """However this process ends, kill -9 included, what it started does too."""
+    LIBC.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def child(parent: int, part: str) -> int | None:
@@ -96,6 +103,7 @@ class Deployment:
             self.processes[name] = subprocess.Popen(
                 command, cwd=self.folder, env=self.environment(**environment), stdout=log,
                 stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True,
+                preexec_fn=end_with_parent,
             )  # fmt: skip
 
     def kill(self, name: str) -> None:

@@ -25,12 +25,9 @@ def deployment(tmp_path_factory):
 
 def two_of_three(project: Path) -> Path:
     """Cohorts smaller than the population, so that it counts who is in them."""
-    file = project / "pyproject.toml"
-    text = file.read_text()
-    if "cohort_size" not in text:
-        file.write_text(
-            text.replace("[tool.flwr.app.config]", "[tool.flwr.app.config]\ncohort_size = 2")
-        )
+    file, section = project / "pyproject.toml", "[tool.flwr.app.config]\n"
+    text = file.read_text().replace("cohort_size = 2\n", "")
+    file.write_text(text.replace(section, f"{section}cohort_size = 2\n"))
     return project
 
 
