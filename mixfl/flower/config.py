@@ -38,6 +38,9 @@ class Deployment:
     min_replies: float = key(
         0.5, "share of a cohort without whose replies a round is skipped", kind=float, above=0
     )
+    min_clients: int = key(
+        0, "clients to wait for in the beginning, if more than cohort_size", kind=int, least=0
+    )
     over_select: float = key(
         1.0, "times cohort_size clients are asked, the first cohort_size count", kind=float, least=1
     )

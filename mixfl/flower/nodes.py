@@ -43,6 +43,7 @@ class Nodes:
         self.asked: dict[str, tuple[int, float]] = {}  # message -> node, until when
         self.silent: dict[int, float] = {}  # nodes without a good answer, and when to ask again
         self.least = max(1, math.ceil(d.min_replies * s.cohort_size))
+        self.first = max(s.cohort_size, d.min_clients)  # to begin with
         self.begun = False
 
     def cohorts(self, round: int) -> list[list[Node]]:
@@ -66,14 +67,14 @@ class Nodes:
         return [[n for n in every if n.population == p.name] for p in self.problem.populations]
 
     def _wait(self) -> None:
-        """Until there are enough clients. In the beginning it waits for a whole cohort for a
-        while, as nodes take their time to connect."""
+        """Until there are enough clients. In the beginning it waits for a whole cohort, or for
+        min_clients, for a while, as nodes take their time to connect."""
         begun, seconds, looked = self.clock.monotonic(), 1.0, 0
         while True:
             self._refresh()
             counts = [len(nodes) for nodes in self._connected()]
             patient = not self.begun and self.clock.monotonic() - begun < self.d.round_deadline
-            if min(counts) >= (self.s.cohort_size if patient else self.least):
+            if min(counts) >= (self.first if patient else self.least):
                 self.begun = True
                 return
             if self.asked:
@@ -85,7 +86,7 @@ class Nodes:
                     f"{count} of '{p.name}'"
                     for p, count in zip(self.problem.populations, counts, strict=True)
                 )
-                wanted = self.s.cohort_size if patient else self.least
+                wanted = self.first if patient else self.least
                 self.note(
                     f"waiting for clients: {have} connected, {wanted} wanted; looking again in "
                     f"{seconds:.0f} s"

@@ -31,7 +31,7 @@ from mixfl.errors import MixflError
 from mixfl.tasks import read_toml
 
 # What may be another when a run goes on: how a deployment deals with failures, too.
-OPERATION = ("round_deadline", "min_replies", "over_select", "max_update_norm")
+OPERATION = ("round_deadline", "min_replies", "min_clients", "over_select", "max_update_norm")
 BEGUN = {".lock", ".config.toml.partial"}  # what a run may have left before its config.toml
 
 
