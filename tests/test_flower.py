@@ -311,6 +311,16 @@ def test_more_clients_may_be_asked_than_count():
     assert grid.clock.now < 5
 
 
+def test_a_run_waits_for_its_first_clients():
+    """Who says late who it is would else be in no cohort of the first round."""
+    slow = {("hello", 0): late(5)}
+    result, grid, _ = deploy(rounds=1, cohort_size=2, min_clients=4, faults=slow)
+    assert grid.clock.now >= 5
+    assert_same(
+        result.params, simulate("two terms", mixfl.two_way_gt(), rounds=1, cohort_size=2).params
+    )
+
+
 def test_counts_add_up():
     """Many failures at random: every client that was asked is in one count."""
     rng = np.random.default_rng(0)
