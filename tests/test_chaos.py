@@ -36,8 +36,8 @@ def test_training_survives(tmp_path, rounds, kills):
         lines = recorded(project)
 
     assert [line["round"] for line in lines] == list(range(1, rounds + 1))
-    for then in kept:  # what was there when something was killed is still there, as it was
-        assert lines[: len(then)] == then
+    for then in kept:  # when something was killed; its last round may have been repeated
+        assert lines[: len(then) - 1] == then[:-1]
     check_counts(lines, [len(then) for then in kept])
     result = mixfl.load(project / "runs/chaos")
     assert all(np.isfinite(a).all() for a in jax.tree.leaves(result.params))
@@ -96,8 +96,8 @@ def disturbed(deployment: Deployment, config: dict, kills: int) -> list[list[dic
 
 
 def check_counts(lines: list[dict], disturbed: list[int]) -> None:
-    """Everyone who was asked is accounted for; in rounds in which nothing was killed nor a node
-    missing, for what really went wrong."""
+    """Everyone who was asked is accounted for; and where nothing was killed, by what really went
+    wrong, or by being missed, after a kill before."""
     before: dict = {}
     for line in lines:
         rejected = {k: v for k, v in line.items() if k.startswith("clients/rejected/")}
@@ -109,5 +109,6 @@ def check_counts(lines: list[dict], disturbed: list[int]) -> None:
         round = line["round"] - 1
         if more["clients/asked"] == 3 and round - 1 not in disturbed and round not in disturbed:
             wrong = Counter(filter(None, (chaotic.fault(round, number) for number in range(3))))
+            missing = sum(more.get(f"clients/rejected/{r}", 0) for r in ("late", "gone", "crashed"))
             for reason, count in wrong.items():
-                assert more.get(f"clients/rejected/{reason}", 0) >= count
+                assert more.get(f"clients/rejected/{reason}", 0) + missing >= count

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import click
 
+from mixfl.errors import MixflError
+
 TASKS = ("smile", "text", "movie")
 
 
@@ -47,4 +49,7 @@ def worker(address, secret, parent_pid):
     """Answer the messages of the SuperNode whose Runtime API is at ADDRESS (host:port)."""
     from mixfl.flower.worker import watch
 
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise MixflError(f"{address}: expected host:port, such as 127.0.0.1:9094.")
     watch(address, secret, parent_pid)
