@@ -11,14 +11,17 @@ compiled program. A deployed client takes its steps in PyTorch altogether (`clie
 
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from mixfl.algorithm import ClientFeed, Message, Upload
 from mixfl.errors import MixflError
+from mixfl.optimizers import parse
 from mixfl.problem import Federated
 from mixfl.settings import Settings
 
@@ -34,12 +37,27 @@ OPTIMIZERS: dict[str, tuple[Any, dict[str, str]]] = {
 }
 
 
+# What JAX calls from a compiled program is done here: in XLA's own threads PyTorch crashes with
+# large arrays (seen with JAX 0.10.2 and PyTorch 2.13).
+_thread = ThreadPoolExecutor(1, "mixfl-pytorch")
+
+
+def called(function: Callable, like: Any, *args: Any) -> Any:
+    """function(*args) as JAX sees it: a call out of the compiled program, whose result is like
+    `like`."""
+
+    def call(*args):
+        return _thread.submit(function, *jax.tree.map(np.array, args)).result()
+
+    return jax.pure_callback(call, like, *args, vmap_method="sequential")
+
+
 class Model:
     """A kind of nn.Module. Its parameters by name, such as 0.weight, are mixfl's model."""
 
     def __init__(self, make: Callable[[], torch.nn.Module]):
         self.make = make
-        self.local = threading.local()  # modules are written to: each thread has its own
+        self.local = threading.local()
         module = make()
         if next(module.buffers(), None) is not None:
             raise MixflError(
@@ -56,17 +74,17 @@ class Model:
 
         def made(words):
             with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(int(np.asarray(words, np.uint32)[-1]))
+                torch.manual_seed(int(words[-1]))
                 return {name: _numpy(p) for name, p in self.make().named_parameters()}
 
-        return jax.pure_callback(made, self.shapes, jax.random.key_data(key))
+        return called(made, self.shapes, jax.random.key_data(key))
 
     def loss(self, function: Callable) -> "Loss":
         """`function(module, batch)`: one loss per example; `function(module)`: a regularizer."""
         return Loss(self, function)
 
     def module(self, params: Mapping[str, Any]) -> torch.nn.Module:
-        """The module with these parameters: arrays, or tensors. Of a table it may be some rows."""
+        """The module with these parameters (of a table, maybe some rows). Each thread has one."""
         if not hasattr(self.local, "module"):
             self.local.module = self.make()
         for name, value in params.items():
@@ -111,7 +129,7 @@ def _values(loss: Loss, params, *batch):
 
     @jax.custom_vjp
     def values(params, *batch):
-        return jax.pure_callback(loss.values, like, params, *batch, vmap_method="sequential")
+        return called(loss.values, like, params, *batch)
 
     def forward(params, *batch):
         return values(params, *batch), (params, batch)
@@ -119,9 +137,7 @@ def _values(loss: Loss, params, *batch):
     def backward(kept, cotangent):
         params, batch = kept
         shapes = jax.tree.map(lambda p: jax.ShapeDtypeStruct(p.shape, p.dtype), params)
-        slopes = jax.pure_callback(
-            loss.slopes, shapes, params, cotangent, *batch, vmap_method="sequential"
-        )
+        slopes = called(loss.slopes, shapes, params, cotangent, *batch)
         return slopes, *(None for _ in batch)
 
     values.defvjp(forward, backward)
@@ -130,10 +146,6 @@ def _values(loss: Loss, params, *batch):
 
 def optimizer(s: Settings) -> Callable | None:
     """ClientOpt in PyTorch, as a function of the parameters; None if only optax has it."""
-    import optax
-
-    from mixfl.optimizers import parse
-
     if callable(s.client_opt):
         return None
     factory, arguments = parse(s.client_opt)
@@ -178,8 +190,6 @@ def client_update(
 
 def _tensor(value: Any) -> torch.Tensor:
     """A copy: what comes from JAX must not be written to."""
-    if isinstance(value, torch.Tensor):
-        return value
     a = np.array(value)
     return torch.from_numpy(a.astype(np.int64) if a.dtype.kind in "iu" else a)
 

@@ -59,7 +59,9 @@ class InProcess(Grid):
 
     def get_node_ids(self):
         return [
-            FIRST_NODE + i for i in range(len(self.nodes)) if i not in self.gone(self.clock.now)
+            FIRST_NODE + i
+            for i in range(len(self.nodes))
+            if i not in self.gone(self.clock.monotonic())
         ]
 
     def push_messages(self, messages):
@@ -76,7 +78,7 @@ class InProcess(Grid):
         for message in message_ids:
             if message in self.sent:
                 self._run(self.sent.pop(message))
-            due = [r for r in self.under_way.get(message, []) if r[0] <= self.clock.now]
+            due = [r for r in self.under_way.get(message, []) if r[0] <= self.clock.monotonic()]
             replies += [wired(reply) for _, reply in due]
             self.under_way[message] = [r for r in self.under_way[message] if r not in due]
             self.events += [("reply", message)] * len(due)
@@ -96,7 +98,9 @@ class InProcess(Grid):
 
         fault = self.faults.get((message.metadata.group_id, place), on_time)
         found = fault(message, reply)
-        self.under_way[message.metadata.message_id] = [(self.clock.now + s, r) for s, r in found]
+        self.under_way[message.metadata.message_id] = [
+            (self.clock.monotonic() + s, r) for s, r in found
+        ]
 
 
 def wired(message: Message) -> Message:

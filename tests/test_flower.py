@@ -5,6 +5,10 @@ All in one process (flower_grid.py), with the unchanged apps; the clock is the g
 
 import dataclasses
 import functools
+import subprocess
+import sys
+import time
+import tracemalloc
 
 import jax
 import jax.numpy as jnp
@@ -12,14 +16,28 @@ import numpy as np
 import problems
 import pytest
 import test_sparse
-from flower_grid import FIRST_NODE, InProcess, changed, crash, failed, hang, late, on_time, twice
-from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
+from flower_grid import (
+    FIRST_NODE,
+    InProcess,
+    changed,
+    crash,
+    failed,
+    hang,
+    late,
+    on_time,
+    twice,
+    wired,
+)
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.common.constant import ErrorCode
 
 import mixfl
 import mixfl.flower
-from mixfl.flower import messages, server
+from mixfl.engine.cohort import cohort
+from mixfl.errors import MixflError
+from mixfl.flower import client, messages, server
 from mixfl.flower.client import Client
+from mixfl.runs.directory import load, read_metrics
 from mixfl.runs.progress import Quiet
 from mixfl.runs.training import run
 
@@ -379,3 +397,188 @@ def test_what_a_client_says_of_its_error_is_not_repeated():
     assert any(f"node {FIRST_NODE} does not take part for now" in line for line in lines)
     assert any("(failed): it failed (code 2 of Flower's)" in line for line in lines)
     assert not any("patient" in line for line in lines)
+
+
+# Runs
+
+
+def files(out):
+    """What a run leaves behind, but for its times."""
+    rows = [{k: v for k, v in row.items() if k != "time/round_ms"} for row in read_metrics(out)]
+    return rows, (out / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("algorithm", ["2wgt", "1wgt"])
+def test_a_new_server_goes_on_from_the_last_round(algorithm, tmp_path):
+    """The server dies in the third round, after its messages were sent; bit for bit the same."""
+    settings = dict(algorithm=algorithm, rounds=4, faults={("1", 2): crash(8)}, **ADAM)
+    deploy("two terms", tmp_path / "whole", **settings)
+
+    def killed(now):
+        if len([e for e in grid.events if e == ("push", "2")]):
+            raise KeyboardInterrupt  # as hard as it gets in one process
+        return set()
+
+    there, nodes = placed("two terms")
+    given = {k: v for k, v in settings.items() if k != "faults"}
+    grid = InProcess(
+        mixfl.flower.client_app(there), nodes, SETTINGS | given, faults=settings["faults"]
+    )
+    real = grid.pull_messages
+    grid.pull_messages = lambda ids: (killed(0), real(ids))[1]
+    with pytest.raises(KeyboardInterrupt):
+        deploy("two terms", tmp_path / "killed", grid=grid, **given)
+    assert not (tmp_path / "killed" / "model.safetensors").exists()
+    _, _, lines = deploy("two terms", tmp_path / "killed", **(settings | {"round_deadline": 50.0}))
+    assert "going on from the checkpoint of round 2" in lines
+    assert files(tmp_path / "killed") == files(tmp_path / "whole")
+
+
+def test_the_apps_of_a_project(tmp_path):
+    """A project of two files, as Flower starts it: by name, with its own clock."""
+    _, nodes = placed("two terms")
+    config = SETTINGS | dict(
+        rounds=2, out=str(tmp_path / "run"), algorithm="1wgt", **{"own.key": 1}
+    )
+    grid = InProcess(mixfl.flower.client_app("test_flower:named"), nodes, config, time)
+    app = mixfl.flower.server_app("test_flower:named")
+    app(grid, Context(1, 1, {}, RecordDict(), config))
+    found, expected = load(tmp_path / "run"), deploy(rounds=2, algorithm="1wgt")[0]
+    assert_same(found.params, expected.params, 0)
+    assert (found.status, found.config["round_deadline"]) == ("finished", 600.0)
+    assert {p.name for p in (tmp_path / "run").iterdir()} >= {
+        "config.toml", "metrics.jsonl", "checkpoints", "tensorboard", "status.json",
+    }  # fmt: skip
+
+
+def named():
+    return placed("two terms")[0]
+
+
+def test_making_the_apps_needs_no_jax():
+    code = (
+        "import sys, mixfl.flower as f; f.client_app('a:b'); f.server_app('a:b');"
+        "assert not {'jax', 'optax', 'torch'} & set(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_only_the_rows_that_a_client_names_travel():
+    """Bytes of the real messages: whole tables are longer by the rows that a client lacks. In the
+    second round, as Flower sends arrays of equal bytes once, and zeros are."""
+    rows, _, _ = deploy("tables", algorithm="2wgt", rounds=2)
+    whole, _, _ = deploy("tables", algorithm="2wgt", rounds=2, tables="dense")
+    assert_same(rows.params, whole.params)
+    there, nodes = placed("tables")
+    clients = [Client(there, SETTINGS | {"algorithm": "2wgt"}, node) for node in nodes]
+    chosen = cohort(0, 1, 0, len(clients), SETTINGS["cohort_size"])
+    held = np.mean([len(clients[i].rows["towers/items"]) for i in chosen])
+    lacks = (test_sparse.N - held) * 4 * (test_sparse.DIM + 1)
+    for key, times in (("comm/down_bytes", 2), ("comm/up_bytes", 1)):
+        found = whole.metrics[1][key] - rows.metrics[1][key]
+        assert found == pytest.approx(times * lacks, abs=40)  # digits of shapes in the headers
+
+
+def test_a_client_whose_data_has_changed_is_asked_again():
+    """It says that it holds other rows now, is left out of one round and then takes part."""
+    there, nodes = placed("tables")
+    clients = PROBLEMS["tables"]().populations[0].clients
+    more = {}
+
+    def own(node):
+        i = node["partition-id"]
+        return clients.examples.take(np.append(clients.rows(i), more.get(i, [])).astype(int))
+
+    terms = [dataclasses.replace(there.terms[0], clients=own), *there.terms[1:]]
+    growing = dataclasses.replace(there, terms=terms)
+
+    def grows(message, reply):
+        more[0] = clients.rows(3)
+        client._client.cache_clear()  # as in a process of its own
+        return [(0.0, reply())]
+
+    given = SETTINGS | dict(rounds=2, cohort_size=4, algorithm="fedavg")
+    grid = InProcess(mixfl.flower.client_app(growing), nodes, given, faults={("0", 0): grows})
+    result, _, _ = deploy("tables", grid=grid, **given)
+    first, second = result.metrics
+    assert first["clients/rejected/stale"] == first["clients/rejected"] == 1
+    assert (second["clients/rejected"], second["clients/federated"]) == (1, 4)
+
+
+def test_hostile_sizes_take_no_memory():
+    """A reply that declares a terabyte, or has a hundred megabytes, is refused where it lies."""
+    like = jax.ShapeDtypeStruct((3,), np.float32)
+    huge = bytes(100 << 20)
+    tracemalloc.start()
+    for given in (
+        Array("float32", (2**38,), messages.FORMAT, b""),
+        Array("float32", (3,), messages.FORMAT, huge),
+        Array("float32", (25 << 20,), messages.FORMAT, huge),
+    ):
+        with pytest.raises(messages.Rejected):
+            messages.parsed(given, like)
+    assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float16", "float64"])
+def test_arrays_come_back_as_they_were(dtype):
+    a = {"a": np.arange(6).reshape(2, 3).astype(jnp.dtype(dtype)), "b": {"c": np.float32(3)}}
+    content = RecordDict({"x": messages.arrays(a)})
+    sent = wired(Message(content, 1, "train"))
+    found = messages.parsed_tree(sent.content["x"], a)
+    for f, e in zip(jax.tree.leaves(found), jax.tree.leaves(a), strict=True):
+        assert (f.dtype, f.shape) == (e.dtype, e.shape)
+        assert np.asarray(f).tobytes() == np.asarray(e).tobytes()
+
+
+HELLO = {
+    "another population": dict(population="nobody"),
+    "no number": dict(number="-1"),
+    "a long number": dict(number="9" * 1000),
+}
+
+
+@pytest.mark.parametrize("kind", [*HELLO, "rows twice", "rows beyond", "many rows", "no rows"])
+def test_a_node_that_says_nonsense_takes_no_part(kind):
+    ids = {
+        "rows twice": [1, 1], "rows beyond": [0, test_sparse.N], "many rows": range(1000),
+        "no rows": [],
+    }  # fmt: skip
+
+    def change(content):
+        if kind in HELLO:
+            content["hello"] = ConfigRecord({**content["hello"], **HELLO[kind]})
+        else:
+            content["rows"]["towers/bias"] = messages.array(np.array(ids[kind], np.int32))
+
+    faults = {("hello", 1): changed(change)}
+    result, _, lines = deploy("tables", algorithm="fedavg", rounds=1, faults=faults)
+    assert result.metrics[0]["clients/federated"] == 3
+    assert [line for line in lines if f"node {FIRST_NODE + 1} does not take part" in line]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (dict(algorithm="oracle"), "oracle can't be deployed: it trains on the clients' data"),
+        (dict(algorithm="example-transfer"), "example-transfer can't be deployed"),
+        (dict(round_dedline=3), "Did you mean 'round_deadline'?"),
+        (dict(devices=2), "key 'devices' has no effect"),
+        (dict(min_replies=1.5), "min_replies = 1.5: it is a share"),
+        (dict(round_deadline=0), "round_deadline = 0: expected a finite number above 0"),
+        (dict(over_select=0.5), "over_select = 0.5"),
+    ],
+)
+def test_bad_settings_get_a_sentence(given, message):
+    with pytest.raises(MixflError) as error:
+        deploy(**given)
+    assert message in str(error.value)
+
+
+def test_data_at_nodes_is_not_for_the_simulator():
+    there, _ = placed("two terms")
+    with pytest.raises(MixflError, match=r"use mixfl\.flower\.simulated"):
+        mixfl.train(there, "fedavg", rounds=1)
+    with pytest.raises(MixflError, match="the data of 'federated' is in the problem itself"):
+        Client(PROBLEMS["two terms"](), SETTINGS, {"partition-id": 0})

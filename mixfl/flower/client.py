@@ -112,11 +112,11 @@ def _without_data(term):
     return dataclasses.replace(term, data=None) if isinstance(term, Central) else term
 
 
-@functools.lru_cache(maxsize=8)
-def _client(problem: Problem, run_config: tuple, node: tuple) -> Client:
-    return Client(problem, dict(run_config), dict(node))
-
-
 def client_of(problem: Problem, run_config: Mapping[str, Any], node: Mapping[str, Any]) -> Client:
     """The client of a node; the same one where it is asked for again in this process."""
     return _client(problem, tuple(sorted(run_config.items())), tuple(sorted(node.items())))
+
+
+@functools.lru_cache(maxsize=8)
+def _client(problem: Problem, run_config: tuple, node: tuple) -> Client:
+    return Client(problem, dict(run_config), dict(node))
