@@ -149,7 +149,9 @@ class Deployment:
         """Starts a run; the number that Flower gives it."""
         given = " ".join(f"{k}={json.dumps(v)}" for k, v in config.items())
         told = self.flwr("run", ".", "--format", "json", "--run-config", given, cwd=project)
-        return int(json.loads(told[told.index("{") :])["run-id"])
+        answer = json.loads(told[told.index("{") :])
+        assert answer["success"], told
+        return int(answer["run-id"])
 
     def status(self, run: int) -> str:
         told = self.flwr("list", "--run-id", str(run), "--format", "json")
