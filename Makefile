@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo chromium test test-all check lint bench bench-peers growth lock clean
+.PHONY: demo chromium test test-flower test-all check lint bench bench-peers growth lock clean
 
 # Installed once, and again when the project's files or the pinned versions change.
 .venv/ready: pyproject.toml constraints.txt
@@ -28,10 +28,15 @@ chromium:
 	fi
 
 test: .venv/ready chromium
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'not slow'
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'not slow and not flower'
+
+# A SuperLink and three SuperNodes as real processes, one test at a time: they share the cores.
+test-flower: .venv/ready
+	$(BIN)/python -m pytest -q -m 'flower and not slow'
 
 test-all: .venv/ready chromium
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'not flower'
+	$(BIN)/python -m pytest -q -m flower
 
 lint: .venv/ready
 	$(BIN)/ruff check .
@@ -54,7 +59,7 @@ growth: .venv/ready
 
 # Pin what is installed now: after changing the dependencies, in a fresh .venv.
 lock: .venv/ready
-	$(BIN)/python -m pip freeze --exclude-editable > constraints.txt
+	$(BIN)/python -m pip freeze --exclude-editable | sed "s/+cpu$$//" > constraints.txt
 	touch .venv/ready
 
 clean:

@@ -3,9 +3,13 @@
 A loss is a function `loss(params, batch)` that returns one number per example, where `batch`
 is a dict of the data's columns; masks, means and weights are the library's to apply. A central
 term without data is a regularizer, `loss(params)`, one number.
+
+Where the data really stays with clients (mixfl.flower), a function takes its place: of a federated
+term one that loads a node's own examples there, of a central one, those of the server.
 """
 
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +27,24 @@ RESERVED = {  # what else a run's folder holds
 }  # fmt: skip
 
 
+@dataclass(frozen=True)
+class AtNodes:
+    """Clients whose data is at nodes of a deployment: `load(node)` reads a node's own, there.
+
+    Whoever asks for anything else of such clients needs data that is not here."""
+
+    load: Callable[[Mapping[str, Any]], "Mapping[str, np.ndarray] | ClientData"]
+
+    def __getattr__(self, name: str):
+        raise MixflError(
+            "the data of a federated term is at the nodes of a deployment, and all of it is needed "
+            "here: give a mixfl.ClientData, or use mixfl.flower.simulated(problem, nodes)."
+        )
+
+    def __len__(self) -> int:
+        return self.offsets  # an error
+
+
 @dataclass(frozen=True, eq=False)
 class Federated:
     """w x mean over clients of f_i; each f_i is the mean of `loss` over the client's examples.
@@ -34,7 +56,7 @@ class Federated:
     """
 
     loss: Callable
-    clients: ClientData
+    clients: Any  # a ClientData, or (see AtNodes) a function that loads a node's own examples
     weight: float = 1.0
     name: str = "federated"
     rows: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -42,7 +64,12 @@ class Federated:
     def __post_init__(self):
         _check_term(self)
         _check_rows(self)
+        if isinstance(self.clients, AtNodes):
+            return
         if not isinstance(self.clients, ClientData):
+            if callable(self.clients):
+                object.__setattr__(self, "clients", AtNodes(self.clients))
+                return
             raise MixflError(
                 f"Federated needs a mixfl.ClientData, got {type(self.clients).__name__}: make one "
                 "with ClientData.from_arrays(columns, client=...) or ClientData.open(path)."
@@ -56,6 +83,11 @@ class Federated:
         object.__setattr__(self, "clients", usable)
 
     @property
+    def here(self) -> bool:
+        """Is the data here, and not at nodes?"""
+        return isinstance(self.clients, ClientData)
+
+    @property
     def examples(self) -> Examples:
         return self.clients.examples
 
@@ -65,22 +97,25 @@ class Central:
     """w x mean of `loss` over the server's examples; without data, w x loss(params)."""
 
     loss: Callable
-    data: Examples | Mapping[str, np.ndarray] | ClientData | None = None
+    data: Any = None  # columns, Examples, ClientData, or a function that loads them when needed
     weight: float = 1.0
     name: str = "central"
 
     def __post_init__(self):
         _check_term(self)
-        data = self.data
-        if isinstance(data, ClientData):
-            data = data.examples
-        elif data is not None and not isinstance(data, Examples):
-            data = Examples.from_arrays(data)
+        load = self.data
+        data = functools.cache(lambda: _examples(load())) if callable(load) else _examples(load)
         object.__setattr__(self, "data", data)
 
     @property
     def examples(self) -> Examples | None:
-        return self.data  # type: ignore[return-value]
+        return self.data() if callable(self.data) else self.data
+
+
+def _examples(data: Any) -> Examples | None:
+    if isinstance(data, ClientData):
+        return data.examples
+    return data if data is None or isinstance(data, Examples) else Examples.from_arrays(data)
 
 
 Term = Federated | Central

@@ -85,7 +85,7 @@ class Settings:
 
     def __post_init__(self):
         for f in dataclasses.fields(self):
-            object.__setattr__(self, f.name, _checked(f, getattr(self, f.name)))
+            object.__setattr__(self, f.name, checked(f, getattr(self, f.name)))
         if self.weighting not in WEIGHTINGS:
             raise unknown("weighting", self.weighting, WEIGHTINGS)
         if self.tables not in TABLES:
@@ -107,7 +107,7 @@ class Settings:
 KEYS = {f.name: f for f in dataclasses.fields(Settings)}
 
 
-def _checked(f: dataclasses.Field, value):
+def checked(f: dataclasses.Field, value):
     """The value as its key wants it, or an error that says what was wrong."""
     meta = f.metadata
     if isinstance(value, str):

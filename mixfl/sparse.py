@@ -60,7 +60,7 @@ def tables(term: Federated, x: Any) -> dict[str, Table]:
             raise MixflError(
                 f"rows of '{parameter}': expected a table and the columns that name its rows."
             )
-        for column in columns:
+        for column in columns if term.here else ():
             if column not in term.examples.columns:
                 raise unknown(f"column in the rows of '{parameter}'", column, term.examples.columns)
             dtype = term.examples.columns[column].dtype

@@ -1,7 +1,7 @@
 """The command line: parsing only. What needs JAX is imported when a command runs.
 
-The commands are in training, paper, problems, results and data; what they share is in options,
-terminal (what is printed) and process (how JAX starts, and how the process ends).
+The commands are in training, paper, problems, results, data and flower; what they share is in
+options, terminal (what is printed) and process (how JAX starts, and how the process ends).
 """
 
 import os
@@ -11,7 +11,7 @@ import traceback
 import click
 
 import mixfl
-from mixfl.cli import data, paper, problems, results, training
+from mixfl.cli import data, flower, paper, problems, results, training
 from mixfl.cli.options import ALGORITHMS
 from mixfl.cli.process import connected, end, start_jax
 from mixfl.cli.terminal import print_table
@@ -34,7 +34,7 @@ for command in (
     paper.reproduce, paper.costs, paper.bounds, paper.dissimilarity,
     problems.check, problems.keys, problems.diagnose,
     results.report, results.plot, results.recommend, results.sample,
-    data.data,
+    data.data, flower.flower,
 ):  # fmt: skip
     cli.add_command(command)
 

@@ -32,13 +32,71 @@ class Piece(NamedTuple):
     last: bool  # the round ends with this piece
 
 
-class Feeder:
+class Draws:
+    """The batches that are drawn at the server. They need no client's data."""
+
+    chunk = 1  # clients that are read at once
+
+    def __init__(
+        self, problem: Problem, s: Settings, devices: int = 1, own: tuple[int, int] = (0, 1)
+    ):
+        self.problem, self.s, self.devices = problem, s, devices
+        self.own = own  # (i, n): reads the i-th of n parts
+
+    def drawn(self, algorithm: Algorithm, round: int) -> tuple:
+        return tuple(self._draw(round, j, draw) for j, draw in enumerate(algorithm.feed.draw))
+
+    def chunks(self, draw: Draw) -> int:
+        """The parts that each of its batches is cut into."""
+        return -(-draw.batch // self.s.central_chunk)
+
+    def check_draws(self, algorithm: Algorithm) -> None:
+        """A round's central batches are read whole: more than memory holds is an error."""
+        for term, draw in zip(self.problem.terms, algorithm.feed.draw, strict=True):
+            if draw is None:
+                continue
+            size = draw.steps * draw.batch * (term.examples.example_bytes if term.examples else 4)
+            if size > DRAWN_BYTES:
+                raise MixflError(
+                    f"{draw.steps} central steps of {draw.batch} examples of '{term.name}' are "
+                    f"{size / 2**30:.3g} GB a round: lower central_steps (or local_steps) or "
+                    "central_batch."
+                )
+
+    def _own(self, n: int) -> slice:
+        """Of n places, those that this process fills."""
+        process, processes = self.own
+        return slice(n // processes * process, n // processes * (process + 1))
+
+    def _draw(self, round: int, j: int, draw: Draw | None) -> Batches | None:
+        if draw is None:
+            return None
+        term, s = self.problem.terms[j], self.s
+        if term.examples is None:
+            own = self.devices // self.own[1]
+            return Batches(None, np.ones((draw.steps, 1, own), np.float32))
+        what = cohort.POOLED if term in self.problem.populations else cohort.CENTRAL
+        rng = cohort.generator(s.seed, round, what, j)
+        rows = cohort.drawn_rows(rng, len(term.examples), draw.steps, draw.batch)
+        # Cut into chunks as equal as can be, each padded to equal parts for the devices.
+        chunks = self.chunks(draw)
+        chunk = -(-draw.batch // (chunks * self.devices)) * self.devices
+        place = np.arange(chunks * chunk)
+        shape = (draw.steps, chunks, chunk)
+        padded = rows[:, place % draw.batch].reshape(shape)
+        mask = np.broadcast_to((place < draw.batch).reshape(shape[1:]), shape).astype(np.float32)
+        mine = self._own(chunk)
+        return Batches(term.examples.take(padded[:, :, mine]), mask[:, :, mine])
+
+
+class Feeder(Draws):
+    """Those, and the batches of the clients."""
+
     def __init__(
         self, problem: Problem, s: Settings, devices: int = 1, tables: Any = None,
         own: tuple[int, int] = (0, 1),
     ):  # fmt: skip
-        self.problem, self.s, self.devices = problem, s, devices
-        self.own = own  # (i, n): reads the i-th of n parts
+        super().__init__(problem, s, devices, own)
         self.tables = tables or {}  # per population's name, its row-sparse tables
         self.starts = [np.asarray(t.clients.offsets) for t in problem.populations]
         for term in problem.populations:
@@ -61,26 +119,9 @@ class Feeder:
         chunks = -(-s.cohort_size // most)
         self.chunk = -(-s.cohort_size // (chunks * devices)) * devices
 
-    def chunks(self, draw: Draw) -> int:
-        """The parts that each of its batches is cut into."""
-        return -(-draw.batch // self.s.central_chunk)
-
-    def check_draws(self, algorithm: Algorithm) -> None:
-        """A round's central batches are read whole: more than memory holds is an error."""
-        for term, draw in zip(self.problem.terms, algorithm.feed.draw, strict=True):
-            if draw is None:
-                continue
-            size = draw.steps * draw.batch * (term.examples.example_bytes if term.examples else 4)
-            if size > DRAWN_BYTES:
-                raise MixflError(
-                    f"{draw.steps} central steps of {draw.batch} examples of '{term.name}' are "
-                    f"{size / 2**30:.3g} GB a round: lower central_steps (or local_steps) or "
-                    "central_batch."
-                )
-
     def pieces(self, algorithm: Algorithm, round: int) -> Iterator[Piece]:
         feed, s = algorithm.feed, self.s
-        drawn = tuple(self._draw(round, j, draw) for j, draw in enumerate(feed.draw))
+        drawn = self.drawn(algorithm, round)
         if not feed.clients:
             yield Piece(round, drawn, (), True)
             return
@@ -102,11 +143,6 @@ class Feeder:
         every = copy.copy(self)
         every.own = (0, 1)
         return every
-
-    def _own(self, n: int) -> slice:
-        """Of n places, those that this process fills."""
-        process, processes = self.own
-        return slice(n // processes * process, n // processes * (process + 1))
 
     def _own_clients(self, round, population, chosen, start, shares) -> ClientFeed:
         part = self._own(self.chunk)
@@ -159,26 +195,6 @@ class Feeder:
         rng = cohort.generator(s.seed, round, cohort.SHARE)
         n = len(self.problem.central[0].examples)  # type: ignore[arg-type]
         return cohort.dealt_rows(rng, n, int(np.prod(shape))).reshape(shape)
-
-    def _draw(self, round: int, j: int, draw: Draw | None) -> Batches | None:
-        if draw is None:
-            return None
-        term, s = self.problem.terms[j], self.s
-        if term.examples is None:
-            own = self.devices // self.own[1]
-            return Batches(None, np.ones((draw.steps, 1, own), np.float32))
-        what = cohort.POOLED if term in self.problem.populations else cohort.CENTRAL
-        rng = cohort.generator(s.seed, round, what, j)
-        rows = cohort.drawn_rows(rng, len(term.examples), draw.steps, draw.batch)
-        # Cut into chunks as equal as can be, each padded to equal parts for the devices.
-        chunks = self.chunks(draw)
-        chunk = -(-draw.batch // (chunks * self.devices)) * self.devices
-        place = np.arange(chunks * chunk)
-        shape = (draw.steps, chunks, chunk)
-        padded = rows[:, place % draw.batch].reshape(shape)
-        mask = np.broadcast_to((place < draw.batch).reshape(shape[1:]), shape).astype(np.float32)
-        mine = self._own(chunk)
-        return Batches(term.examples.take(padded[:, :, mine]), mask[:, :, mine])
 
 
 class Prefetch:

@@ -30,6 +30,8 @@ import numpy as np
 from mixfl.errors import MixflError
 from mixfl.tasks import read_toml
 
+# What may be another when a run goes on: how a deployment deals with failures, too.
+OPERATION = ("round_deadline", "min_replies", "min_clients", "over_select", "max_update_norm")
 BEGUN = {".lock", ".config.toml.partial"}  # what a run may have left before its config.toml
 
 
@@ -183,10 +185,10 @@ def _line(row: dict[str, Any]) -> bytes:
 
 
 def differences(earlier: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """`client_lr was 0.1, now 0.2` for each key that differs (the version aside)."""
+    """`client_lr was 0.1, now 0.2` for each key that differs and must not."""
     return [
         f"{k} was {earlier.get(k, 'unset')}, now {now.get(k, 'unset')}"
-        for k in sorted({*earlier, *now} - {"version"})
+        for k in sorted({*earlier, *now} - {"version", *OPERATION})
         if earlier.get(k) != now.get(k)
     ]
 

@@ -2,7 +2,8 @@
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ class Result:
     params: Params
     metrics: list[dict[str, Any]]  # one row per evaluated round, as in metrics.jsonl
     config: dict[str, Any]
-    rejected: int = 0  # client updates that were not finite and left out
+    rejected: int = 0  # client updates that were left out (not finite)
 
 
 def train(
@@ -121,7 +122,7 @@ class Training:
         self.plan, self.simulator, self.config, self.out = plan, simulator, config, out
         self.directory, self.report, self.s = directory, report, plan.settings
         self.rows: list[dict[str, Any]] = []
-        self.rejected = 0
+        self.counts: Counter[str] = Counter()  # of clients and rounds, since the beginning
         self.pending: Evaluation | None = None
         # Not finite from the start: what is evaluated is at fault, not the training.
         self.never_finite = {k for k, v in before.items() if v is None}
@@ -139,7 +140,7 @@ class Training:
         report.start(label or self.plan.recipe.id, start, s.rounds)
         self.simulator.within = report.within
         self.stack.callback(report.stop)
-        for term in self.plan.problem.populations:
+        for term in (p for p in self.plan.problem.populations if p.here):
             if term.clients.dropped:
                 report.note(
                     f"{term.clients.dropped} clients of '{term.name}' have no example and were "
@@ -176,8 +177,9 @@ class Training:
         with processes.Together() as begun:
             if self.directory is not None:
                 start, state = self._restored(state)
-            begun.value = start, self.rejected, self.rows
-        start, self.rejected, self.rows = begun.value
+            begun.value = start, dict(self.counts), self.rows
+        start, counts, self.rows = begun.value
+        self.counts = Counter(counts)
         return processes.share(state), start
 
     def _restored(self, state: Any) -> tuple[int, Any]:
@@ -187,7 +189,7 @@ class Training:
         found = self.checkpoints.latest(state)
         if found is not None:
             start, state, meta = found
-            self.rejected = meta["rejected"]
+            self.counts = Counter(meta["counts"])
             self.report.note(f"going on from the checkpoint of round {start}")
         self.rows = self.directory.keep_metrics(start)
         lost = {t for t in range(1, start + 1) if self._evaluates(t)}
@@ -234,7 +236,7 @@ class Training:
                     self._settle()  # the rows up to a checkpoint are written before it
                     with processes.Together():
                         if self.checkpoints is not None:
-                            self.checkpoints.save(t, result.state, {"rejected": self.rejected})
+                            self.checkpoints.save(t, result.state, {"counts": dict(self.counts)})
                     saved = time.perf_counter()
                 if stop and t < s.rounds:
                     self._interrupted(t)
@@ -286,15 +288,15 @@ class Training:
         """Counts the clients left out, and stops a run that has diverged."""
         info = result.info
         rejected = int(info["clients/rejected"])
-        if rejected:
-            if not self.rejected:
-                self.report.note(
-                    f"round {result.round}: the updates of {rejected} clients were not finite and "
-                    "are left out (counted in clients/rejected)"
-                )
-            self.rejected += rejected
+        if rejected and not self.counts["clients/rejected"] and not _reasons(info):
+            self.report.note(
+                f"round {result.round}: the updates of {rejected} clients were not finite and "
+                "are left out (counted in clients/rejected)"
+            )
+        self.counts.update({k: int(v) for k, v in info.items() if _counted(k)})
         left = sum(float(info.get(f"clients/{p.name}", 0)) for p in self.plan.problem.populations)
-        if not bool(info["finite"]) or (rejected and not left):
+        skipped = info.get("rounds/failed", 0)
+        if not bool(info["finite"]) or (rejected and not left and not skipped):
             self._settle()  # what was evaluated before is said before
             raise self._diverged(result.round)
 
@@ -324,11 +326,12 @@ class Training:
             g2, b2 = self.gradients.dissimilarity(result.state.x, t)
             measured = {"theory/g2": number(g2, "g2"), "theory/b2": number(b2, "b2")}
         if processes.first():
-            info = {k: v for k, v in result.info.items() if k not in ("finite", "clients/rejected")}
+            info = {k: v for k, v in result.info.items() if k != "finite" and not _counted(k)}
             row = {k: number(v, k) for k, v in info.items()} | measured
             down, up = self.simulator.message_bytes(t - 1)
             row |= {
-                "clients/rejected": self.rejected,
+                "clients/rejected": 0,
+                **self.counts,
                 "comm/down_bytes": down,
                 "comm/up_bytes": up,
                 "time/round_ms": round(round_ms, 3),
@@ -375,6 +378,27 @@ class Training:
             if self.directory is not None:
                 self.directory.save_model(params)
                 self.directory.set_status("finished", self.s.rounds)
-        if self.rejected:
-            self.report.note(f"{self.rejected} client updates were not finite and were left out")
-        return Result(params, self.rows, self.config, self.rejected)
+        rejected = self.counts["clients/rejected"]
+        if rejected:
+            reasons = _reasons(self.counts) or "not finite"
+            self.report.note(f"{rejected} client updates were left out: {reasons}")
+        return Result(params, self.rows, self.config, rejected)
+
+
+COUNTED = (
+    "clients/rejected", "clients/asked", "clients/accepted", "clients/surplus",
+    "replies/duplicate", "replies/unknown", "rounds/failed",
+)  # fmt: skip
+
+
+def _counted(key: str) -> bool:
+    """Is it added up over the rounds?"""
+    return key in COUNTED or key.startswith("clients/rejected/")
+
+
+def _reasons(counts: Mapping[str, Any]) -> str:
+    """Why clients were left out, where an engine tells: `3 late, 1 shape`."""
+    start = "clients/rejected/"
+    return ", ".join(
+        f"{n} {k.removeprefix(start)}" for k, n in sorted(counts.items()) if k.startswith(start)
+    )

@@ -1,0 +1,186 @@
+"""A deployment on this machine: a SuperLink, its superexec and nodes as real processes, started by
+the scripts of a project that `mixfl flower new` wrote, with TLS and authentication on.
+
+Ports are free ones. What a process prints is in logs/ of the project's folder. Time-outs are there
+to end what hangs, nothing else.
+"""
+
+import ctypes
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from mixfl.flower.keys import make_keys
+from mixfl.flower.new import write_project
+
+BIN = Path(sys.executable).parent
+HUNG = 300.0  # seconds
+LIBC = ctypes.CDLL(None)
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def end_with_parent() -> None:
+    """However this process ends, kill -9 included, what it started does too."""
+    LIBC.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+
+
+def child(parent: int, part: str) -> int | None:
+    """A child process whose command line has the given part."""
+    try:
+        for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
+            if part.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
+                return int(pid)
+    except OSError:  # one has just ended
+        pass
+    return None
+
+
+class Deployment:
+    def __init__(self, folder: Path, task: str = "smile", nodes: int = 3, **environment: str):
+        self.folder, self.nodes, self.more = folder, nodes, environment
+        write_project(folder, task)
+        make_keys(folder / "keys", nodes)
+        (folder / "logs").mkdir()
+        self.address = f"127.0.0.1:{free_port()}"
+        self.ports = {f"node-{n}": free_port() for n in range(1, nodes + 1)}
+        self.processes: dict[str, subprocess.Popen] = {}
+        self.own: dict[str, dict[str, str]] = {}  # environment of single processes
+        self.flwr_home = folder / ".flwr"
+
+    def __enter__(self) -> "Deployment":
+        try:
+            self.start("superlink")
+            self.wait_until(self.reachable, "the SuperLink is reachable")
+            self.start("superexec")
+            for n in range(1, self.nodes + 1):
+                self.flwr("supernode", "register", f"keys/node-{n}.pub")
+                self.start(f"node-{n}")
+        except BaseException:
+            self.stop()
+            raise
+        return self
+
+    def __exit__(self, *error) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """Ends all that is left of every process, children included."""
+        for process in self.processes.values():
+            try:
+                os.killpg(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            process.wait()
+        self.processes.clear()
+
+    def environment(self, **more: str) -> dict[str, str]:
+        return {
+            **os.environ, "PATH": f"{BIN}:{os.environ['PATH']}", "SUPERLINK": self.address,
+            "FLWR_HOME": str(self.flwr_home), "NODES": str(self.nodes),
+            **self.more, **more,
+        }  # fmt: skip
+
+    def start(self, name: str, *options: str, **environment: str) -> None:
+        """Starts `superlink`, `superexec` or `node-N`."""
+        if name.startswith("node-"):
+            command = ["./supernode.sh", name.removeprefix("node-"), *options]
+            environment = {"PORT": str(self.ports[name]), **environment}
+        else:
+            command = [f"./{name}.sh", *options]
+        environment = {**self.own.get(name, {}), **environment}
+        with open(self.log_file(name), "ab") as log:
+            self.processes[name] = subprocess.Popen(
+                command, cwd=self.folder, env=self.environment(**environment), stdout=log,
+                stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True,
+                preexec_fn=end_with_parent,
+            )  # fmt: skip
+
+    def kill(self, name: str) -> None:
+        """kill -9 of the one process; what it started sees to its own end."""
+        process = self.processes[name]
+        process.kill()
+        process.wait()
+
+    def log_file(self, name: str) -> Path:
+        return self.folder / "logs" / f"{name}.log"
+
+    def log(self, name: str) -> str:
+        return self.log_file(name).read_text(errors="replace")
+
+    def reachable(self) -> bool:
+        host, port = self.address.split(":")
+        try:
+            socket.create_connection((host, int(port)), timeout=1).close()
+            return True
+        except OSError:
+            return False
+
+    def wait_until(self, true, what: str, seconds: float = HUNG) -> None:
+        end = time.monotonic() + seconds
+        while not true():
+            if time.monotonic() > end:
+                tails = [f"{f.name}: {f.read_text(errors='replace')[-1500:]}"
+                         for f in sorted((self.folder / "logs").iterdir())]  # fmt: skip
+                raise AssertionError("\n".join([f"not within {seconds:.0f} s: {what}", *tails]))
+            time.sleep(0.2)
+
+    def flwr(self, *arguments: str, cwd: Path | None = None) -> str:
+        """Flower's command line, as a user has it after `. ./env.sh`."""
+        line = '. "$0/env.sh" && cd "$1" && shift && exec flwr "$@"'
+        command = ["sh", "-c", f'cd "$0" && {line}', self.folder, cwd or self.folder, *arguments]
+        done = subprocess.run(
+            command, env=self.environment(), capture_output=True, text=True, timeout=HUNG
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    def run(self, project: Path | None = None, **config) -> int:
+        """Starts a run and sees it begin; the number that Flower gives it."""
+        earlier = self.server_process()
+        given = " ".join(f"{k}={json.dumps(v)}" for k, v in config.items())
+        told = self.flwr("run", ".", "--format", "json", "--run-config", given, cwd=project)
+        answer = json.loads(told[told.index("{") :])
+        assert answer["success"], told
+        self.wait_until(lambda: self.server_process() not in (None, earlier), "the run has begun")
+        return int(answer["run-id"])
+
+    def status(self, run: int) -> str:
+        told = self.flwr("list", "--run-id", str(run), "--format", "json")
+        return json.loads(told[told.index("{") :])["runs"][0]["status"]
+
+    def server_process(self) -> int | None:
+        """Of the run under way, which the superexec started."""
+        return child(self.processes["superexec"].pid, "flwr-serverapp")
+
+    def worker(self, node: str) -> int | None:
+        """The process that answers a node's messages."""
+        watching = child(self.processes[node].pid, "mixfl")
+        return watching and child(watching, "mixfl.flower.worker")
+
+    def finished(self, run: int, seconds: float = HUNG) -> str:
+        """Waits for the end of a run; how it ended."""
+        self.wait_until(lambda: self.server_process() is None, "the run has ended", seconds)
+        return self.status(run)
+
+    def told(self, run: int) -> str:
+        """What the server's part of a run printed."""
+        return self.flwr("log", str(run), "--show")
+
+
+def second_project(deployment: Deployment, task: str) -> Path:
+    """Another project that the same deployment can run."""
+    folder = deployment.folder.parent / f"{deployment.folder.name}-{task}"
+    shutil.rmtree(folder, ignore_errors=True)
+    write_project(folder, task)
+    return folder

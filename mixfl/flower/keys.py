@@ -1,0 +1,157 @@
+"""Keys and certificates of a deployment, in one folder:
+
+    ca.crt, ca.key           signs the server's certificate; nodes and `flwr` trust ca.crt alone
+    server.crt, server.key   the SuperLink's, for the hosts it is reached by
+    server.secret            shared by the SuperLink and the superexec beside it
+    node-1, node-1.pub, ...  a pair per node: the SuperLink registers the public half
+    node-1.secret, ...       shared by a node's SuperNode and the worker beside it
+
+What is there is kept: a second call adds nodes, and makes the server's certificate anew if it is
+asked for other hosts. Private files are readable by their owner only.
+"""
+
+import datetime
+import ipaddress
+import os
+import secrets
+from pathlib import Path
+
+from mixfl.errors import MixflError
+
+try:
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import NameOID
+except ImportError as error:
+    raise MixflError(f"keys: {error}. Install Flower: pip install 'mixfl[flower]'") from None
+
+HOSTS = ("localhost", "127.0.0.1")
+YEAR = datetime.timedelta(days=365)
+
+
+def make_keys(folder: Path, nodes: int = 3, hosts: tuple[str, ...] = ()) -> list[Path]:
+    """The files that were written."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    files = _Files(folder)
+    authority = _authority(files)
+    if hosts or not (folder / "server.crt").exists():
+        _server(files, *authority, tuple(dict.fromkeys([*hosts, *HOSTS])))
+    if not (folder / "server.secret").exists():
+        files.write("server.secret", secrets.token_bytes(32), private=True)
+    for n in range(1, nodes + 1):
+        if not (folder / f"node-{n}").exists():
+            _node(files, f"node-{n}")
+    return files.written
+
+
+class _Files:
+    def __init__(self, folder: Path):
+        self.folder, self.written = folder, list[Path]()
+
+    def write(self, name: str, content: bytes, private: bool = False) -> None:
+        """Whole or not at all, and never readable by others even for a moment."""
+        path = self.folder / name
+        temporary = path.with_name(f"{name}.new")
+        temporary.unlink(missing_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        with os.fdopen(os.open(temporary, flags, 0o600 if private else 0o644), "wb") as file:
+            file.write(content)
+        temporary.replace(path)
+        self.written.append(path)
+
+
+def _authority(files: _Files) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    certificate, key = files.folder / "ca.crt", files.folder / "ca.key"
+    if certificate.exists() and not key.exists():
+        raise MixflError(
+            f"{certificate} is there, but not its key {key}: bring it back, or give another folder "
+            "for keys of a new deployment."
+        )
+    if certificate.exists():
+        try:
+            private = serialization.load_pem_private_key(key.read_bytes(), None)
+            found = x509.load_pem_x509_certificate(certificate.read_bytes())
+        except (ValueError, TypeError) as error:
+            raise MixflError(f"{certificate} or {key} can't be read: {error}.") from None
+        if not isinstance(private, ec.EllipticCurvePrivateKey):
+            raise MixflError(f"{key} is no key of an elliptic curve.")
+        return found, private
+    private = ec.generate_private_key(ec.SECP384R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "mixfl deployment CA")])
+    built = (
+        _certificate(name, name, private.public_key(), 10 * YEAR)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(key_cert_sign=True, crl_sign=True), critical=True)
+        .sign(private, hashes.SHA384())
+    )
+    files.write("ca.key", _pem(private), private=True)
+    files.write("ca.crt", built.public_bytes(serialization.Encoding.PEM))
+    return built, private
+
+
+def _server(files: _Files, authority: x509.Certificate, signer, hosts: tuple[str, ...]) -> None:
+    private = ec.generate_private_key(ec.SECP384R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0][:64])])
+    built = (
+        _certificate(name, authority.subject, private.public_key(), 2 * YEAR)
+        .add_extension(x509.SubjectAlternativeName([_host(h) for h in hosts]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(digital_signature=True), critical=True)
+        .add_extension(
+            x509.ExtendedKeyUsage([x509.ExtendedKeyUsageOID.SERVER_AUTH]), critical=False
+        )
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False
+        )
+        .sign(signer, hashes.SHA384())
+    )
+    files.write("server.key", _pem(private), private=True)
+    files.write("server.crt", built.public_bytes(serialization.Encoding.PEM))
+
+
+def _node(files: _Files, name: str) -> None:
+    private = ec.generate_private_key(ec.SECP384R1())
+    public = private.public_key().public_bytes(
+        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    )
+    files.write(f"{name}.pub", public + b"\n")
+    files.write(f"{name}.secret", secrets.token_bytes(32), private=True)
+    files.write(name, _pem(private, serialization.PrivateFormat.OpenSSH), private=True)
+
+
+def _certificate(name, issuer, public, life: datetime.timedelta) -> x509.CertificateBuilder:
+    now = datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(issuer)
+        .public_key(public)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))  # clocks differ
+        .not_valid_after(now + life)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+    )
+
+
+def _usage(**allowed: bool) -> x509.KeyUsage:
+    every = (
+        "digital_signature", "content_commitment", "key_encipherment", "data_encipherment",
+        "key_agreement", "key_cert_sign", "crl_sign", "encipher_only", "decipher_only",
+    )  # fmt: skip
+    return x509.KeyUsage(**{name: allowed.get(name, False) for name in every})
+
+
+def _host(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        pass
+    try:
+        return x509.DNSName(host)
+    except ValueError:
+        raise MixflError(f"--host {host}: expected a host's name or an address.") from None
+
+
+def _pem(key, form=serialization.PrivateFormat.PKCS8) -> bytes:
+    return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())

@@ -1,0 +1,35 @@
+"""Writes a project that trains one of the tasks on Flower: the files in project/, filled in."""
+
+import os
+import tempfile
+from pathlib import Path
+
+from mixfl.errors import MixflError, unknown
+
+TEMPLATE = Path(__file__).parent / "project"
+TASKS = ("smile", "text", "movie")
+NAMES = {"gitignore": ".gitignore"}  # under its own name it would count here, too
+
+
+def write_project(folder: Path, task: str) -> None:
+    if task not in TASKS:
+        raise unknown("task", task, TASKS)
+    if folder.exists() and not folder.is_dir():
+        raise MixflError(f"{folder} is a file: give a new folder.")
+    if folder.is_dir() and any(folder.iterdir()):
+        raise MixflError(f"{folder} is not empty: give a new folder, nothing is overwritten.")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    # All of it or nothing: it is written beside, and then takes the place of the empty folder.
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".mixfl-new-") as beside:
+        made = Path(beside) / "project"
+        made.mkdir()
+        for source in sorted(TEMPLATE.iterdir()):
+            if source.is_file() and source.suffix != ".py":
+                text = source.read_text(encoding="utf-8").replace("TASK", task)
+                target = made / NAMES.get(source.name, source.name)
+                target.write_text(text, encoding="utf-8")
+                if source.suffix == ".sh" and source.name != "env.sh":
+                    target.chmod(0o755)
+        app = (TEMPLATE / f"{task}.py").read_text(encoding="utf-8")
+        (made / "app.py").write_text(app, encoding="utf-8")
+        os.replace(made, folder)
