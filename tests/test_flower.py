@@ -494,7 +494,7 @@ def test_a_client_whose_data_has_changed_is_asked_again():
 
     def grows(message, reply):
         more[0] = clients.rows(3)
-        client._client.cache_clear()  # as in a process of its own
+        client._clients.clear()  # as in a process of its own
         return [(0.0, reply())]
 
     given = SETTINGS | dict(rounds=2, cohort_size=4, algorithm="fedavg")

@@ -121,7 +121,8 @@ class Nodes:
 
     def _take(self, message: str, node: int, reply: Message) -> None:
         meta = reply.metadata
-        if meta.reply_to_message_id != message or message not in self.asked:
+        forged = reply.has_content() and meta.src_node_id != node
+        if meta.reply_to_message_id != message or message not in self.asked or forged:
             return
         population, number, rows = parsed_hello(content(reply), self.tables)
         self.known[node] = Node(node, population, number, rows)
