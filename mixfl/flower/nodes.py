@@ -14,8 +14,8 @@ from flwr.serverapp import Grid
 
 from mixfl.engine.cohort import cohort
 from mixfl.flower.config import Deployment
-from mixfl.flower.exchange import Clock, content, pause, pull
 from mixfl.flower.messages import Rejected, parsed_hello
+from mixfl.flower.replies import Clock, content, pause, pull
 from mixfl.problem import Problem
 from mixfl.settings import Settings
 from mixfl.sparse import Table
