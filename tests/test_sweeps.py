@@ -132,12 +132,10 @@ def test_interrupted_it_says_how_to_go_on(tmp_path, whole):
         [*SWEEP, "--out", str(out)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     for line in process.stdout:
-        if "diverged" in line or "loss" in line:  # the first is over
+        if "diverged" in line or "loss" in line:  # the first of twelve is over
             break
     process.send_signal(signal.SIGINT)
     _, error = process.communicate()
-    if process.returncode == 0:  # it was faster
-        return
     assert process.returncode == 130, error
     assert "--resume goes on" in error
     assert table(swept(out, "--resume").stdout) == table(whole[1])

@@ -56,6 +56,7 @@ def page(document: Document) -> str:
         "thinned": f" (every {data['every']}th row)" if data["every"] > 1 else "",
         "count": str(len(data["runs"])),
         "style": (HERE / "page.css").read_text(),
+        "plot": (HERE / "plot.js").read_text(),
         "script": (HERE / "page.js").read_text(),
         "plotly": (HERE / "vendor" / "plotly-basic.min.js").read_text(),
         "data": _json(data),
