@@ -22,6 +22,7 @@ from benchmarks.peers import protocol
 from mixfl.engine.feeding import Prefetch
 from mixfl.runs.config import plan
 
+WAYS = ("turns", "alone", "devices", "vmap")
 ALGORITHM, PRESET = "pt", "demo"  # as sweeps at the quick scale have them
 
 

@@ -147,6 +147,21 @@ def test_every_setting_of_an_algorithm_is_compared_with_its_first(tmp_path):
     assert not checked[1].evidence.endswith("helps")
 
 
+@pytest.mark.parametrize(
+    ("values", "verdict"),
+    [
+        ({"pt k=2": [1.0, 1.1], "pt k=4": [3.0, 3.1]}, AGREE),  # one of two
+        ({"pt k=2": [3.0, 3.1], "pt k=4": [3.0, 3.1]}, DISAGREE),
+        ({"pt k=2": [3.0, 3.1], "pt k=4": [2.2, 1.9]}, OPEN),
+        ({"pt k=2": [None, 1.0], "pt k=4": [None, 1.0]}, DISAGREE),
+    ],
+)
+def test_what_often_is_better(tmp_path, values, verdict):
+    found = results(tmp_path, {"pt k=1": [2.0, 2.1], **values})
+    check = {"kind": "often", "metric": "eval/loss", "each": ["pt"]}
+    assert verdicts(check, found) == [verdict]
+
+
 def test_a_claim_needs_all_of_its_checks(tmp_path):
     found = results(tmp_path, {**CLEAR, "c": [1.0, 3.0, 2.0]})
     good = {"kind": "better", "metric": "eval/loss", "of": "a", "than": "b"}

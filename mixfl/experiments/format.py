@@ -14,7 +14,7 @@ SERIES = (("algorithms",), ("name", "task", "keys", "over", "zip", "trials"))
 CLAIM = (("number", "says", "checks"), ())
 SHOWS: Mapping[str, tuple] = {
     "curves": (("metrics",), ("series", "log", "panel_per")),
-    "final": (("metric", "key"), ("series", "at")),
+    "final": (("metric", "key"), ("series", "at", "log")),
     "table": (("metrics",), ("series",)),
     "largest": (("metrics",), ("series",)),
     "costs": (("tables",), ()),
@@ -24,6 +24,7 @@ CHECKS: Mapping[str, tuple] = {
     "better": (("metric",), ("of", "than", "each", "at", "same")),
     "close": (("metric", "within"), ("of", "than", "each", "at")),
     "reaches": (("metric", "within"), ("of", "than", "each", "at")),
+    "often": (("metric",), ("of", "than", "each", "at")),
     "contrast": (("metric", "of", "less", "than"), ("at",)),
     "above": (("metric", "of", "limit"), ("at",)),
     "below": (("metric", "of", "limit"), ("at",)),

@@ -33,7 +33,7 @@ from mixfl.experiments.report.document import Trial as Shown
 from mixfl.experiments.report.from_runs import REPRODUCED
 from mixfl.experiments.report.lines import final_table
 from mixfl.experiments.study import Setting, Study
-from mixfl.experiments.style import NAMES
+from mixfl.experiments.style import NAMES, metric_title
 from mixfl.experiments.trials import Crew, Done, Trial, done
 from mixfl.intervals import interval
 from mixfl.runs.directory import write_whole
@@ -197,7 +197,7 @@ def curves(study, show, ended, out) -> list[Curves]:
     for group in groups:
         about = head(study, show)
         if len(groups) > 1:
-            about["title"] += f": {group[0].algorithm}"
+            about["title"] += f": {NAMES[group[0].algorithm]}"
         lines = [series(s, ended, out) for s in group]
         found.append(
             Curves(metrics=show["metrics"], series=lines, log=show.get("log", False), **about)
@@ -243,7 +243,8 @@ def final(study, show, ended, out) -> list[Sweep]:
         lines.setdefault((name, setting.algorithm), []).append(point)
     drawn = [Line(spelt(n, a), a, sorted(p, key=lambda p: p.x)) for (n, a), p in lines.items()]
     behind = [series(s, ended, out) for s in settings]
-    return [Sweep(x=key, y=metric, lines=drawn, series=behind, **head(study, show))]
+    more = dict(log=show.get("log", False), series=behind, **head(study, show))
+    return [Sweep(x=key, y=metric, lines=drawn, **more)]
 
 
 def table(study, show, ended, out) -> list[Table]:
@@ -259,10 +260,11 @@ def largest(study, show, ended, out) -> list[Table]:
     rows = []
     for setting in study.named(show.get("series")):
         found = [results.values(setting, m, "largest").max() for m in show["metrics"]]
-        rows.append([f"{setting.name}, from round {FIRST}", *(f"{v:.4g}" for v in found)])
+        name = spelt(setting.name, setting.algorithm)
+        rows.append([f"{name}, from round {FIRST}", *(f"{v:.4g}" for v in found)])
     if study.task in PAPER:
         rows.append(["the paper", *(f"{v:g}" for v in PAPER[study.task])])
-    header = ["", *(f"largest {m.removeprefix('theory/')}" for m in show["metrics"])]
+    header = ["", *(f"largest {metric_title(m)}" for m in show["metrics"])]
     return [Table(header=header, rows=rows, **head(study, show))]
 
 

@@ -99,6 +99,7 @@ def seconds(trial: Trial, round_ms: float) -> float:
 
 
 def files() -> list[Path]:
+    """In the order of the paper: their names begin with a number."""
     return sorted(STUDIES.glob("*.toml"))
 
 
@@ -120,7 +121,7 @@ def read(path: Path, scale: str, data: Path | None) -> Study:
         raise MixflError(f"{path}: two series have the same name; give one `name`.")
     title = content.get("data", task)
     return Study(
-        path.stem, content["title"], content.get("text", ""), task,
+        path.stem.lstrip("0123456789_"), content["title"], content.get("text", ""), task,
         f"{title}, {'real' if real else 'synthetic'}" if title else "theory",
         settings, content.get("show", []), content.get("claim", []), at.get("round_ms", 0.0),
         content.get("bounds", {}), real,

@@ -67,6 +67,7 @@ class Sweep:
     label: str = ""
     text: str = ""
     log_x: bool = True
+    log: bool = False  # whether the y axis begins as a logarithm
     series: Sequence[Series] = ()  # the runs behind it
 
 

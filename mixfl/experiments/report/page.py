@@ -229,7 +229,7 @@ def _sweep(part: Sweep) -> dict[str, Any]:
     ]
     return {
         "kind": "sweep",
-        "log": False,
+        "log": part.log,
         "x": part.x,
         "panels": [{"metric": part.y, "title": metric_title(part.y), "cap": None, "words": ""}],
         "log_x": part.log_x and all(p.x > 0 for line in part.lines for p in line.points),
