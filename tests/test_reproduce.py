@@ -213,14 +213,26 @@ def test_what_is_not_finished_yet_is_said(tiny):
     assert document.notes == ["Not finished yet: A tiny <b>study</b>"]
 
 
-LONG = f"""
+SLOW = f"""
+import dataclasses, pathlib, sys, time
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+import tiny_problem
+
+def evaluate(params):
+    if pathlib.Path(__file__).with_name("slowly").exists():
+        time.sleep(0.05)
+    return tiny_problem.evaluate(params)
+
+problem = dataclasses.replace(tiny_problem.problem, evaluate=evaluate)
+"""
+LONG = """
 title = "Long runs"
-task = "{TINY}"
+task = "slow.py:problem"
 
 [full]
 trials = 2
-round_ms = 1
-keys = {{ rounds = 20000, eval_every = 5000, checkpoint_every = 5000 }}
+round_ms = 50
+keys = { rounds = 400 }
 
 [[series]]
 algorithms = ["fedavg"]
@@ -234,20 +246,12 @@ metrics = ["eval/loss"]
 
 def test_full_says_how_long_it_takes_is_stopped_and_goes_on(tmp_path):
     """With a file of one's own."""
+    (tmp_path / "slow.py").write_text(SLOW)
     (tmp_path / "long.toml").write_text(LONG)
-    command = [
-        str(MIXFL),
-        "reproduce",
-        "long.toml",
-        "--scale",
-        "full",
-        "--out",
-        "out",
-        "--jobs",
-        "2",
-    ]
+    (tmp_path / "slowly").touch()
+    command = [str(MIXFL), "reproduce", "long.toml", "--scale", "full", "--out", "out"]
     pipes: dict = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
-    process = subprocess.Popen(command, **pipes)
+    process = subprocess.Popen([*command, "--jobs", "2"], **pipes)
     assert "about 22 s" in process.stdout.readline()
     assert not (tmp_path / "out" / "runs").exists()
     while process.poll() is None and not list(tmp_path.rglob("metrics.jsonl")):
@@ -255,7 +259,8 @@ def test_full_says_how_long_it_takes_is_stopped_and_goes_on(tmp_path):
     process.send_signal(signal.SIGINT)
     _, error = process.communicate()
     assert process.returncode == 130, error
-    assert "the others are saved" in error
+    assert "0 of 2 runs are over, the others are saved" in error
+    (tmp_path / "slowly").unlink()
     again = subprocess.run(command, **pipes)
     assert again.returncode == 0, again.stderr
     assert "going on from the checkpoint of round" in again.stderr

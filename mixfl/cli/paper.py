@@ -60,6 +60,7 @@ def reproduce(ids, scale, data, out, listing, resume, jobs):  # fmt: skip
     click.echo(f"What is left takes about {time} on cores like ours, {jobs} runs at a time.")
     with Crew(jobs) as crew:
         ended = paper.reproduce(wanted, out, crew, board())
+    click.echo("Counting costs, drawing figures and writing the report")
     document = paper.document(wanted, ended, out, command_line())
     save(document, out / "report.html")
     save(document, out / "report.md", "md")
