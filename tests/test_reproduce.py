@@ -254,7 +254,9 @@ def test_full_says_how_long_it_takes_is_stopped_and_goes_on(tmp_path):
     process = subprocess.Popen([*command, "--jobs", "2"], **pipes)
     assert "about 22 s" in process.stdout.readline()
     assert not (tmp_path / "out" / "runs").exists()
-    while process.poll() is None and not list(tmp_path.rglob("metrics.jsonl")):
+    while process.poll() is None and not any(
+        file.stat().st_size for file in tmp_path.rglob("metrics.jsonl")
+    ):
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
     _, error = process.communicate()
