@@ -146,11 +146,13 @@ class Deployment:
         return done.stdout
 
     def run(self, project: Path | None = None, **config) -> int:
-        """Starts a run; the number that Flower gives it."""
+        """Starts a run and sees it begin; the number that Flower gives it."""
+        earlier = self.server_process()
         given = " ".join(f"{k}={json.dumps(v)}" for k, v in config.items())
         told = self.flwr("run", ".", "--format", "json", "--run-config", given, cwd=project)
         answer = json.loads(told[told.index("{") :])
         assert answer["success"], told
+        self.wait_until(lambda: self.server_process() not in (None, earlier), "the run has begun")
         return int(answer["run-id"])
 
     def status(self, run: int) -> str:
@@ -168,7 +170,6 @@ class Deployment:
 
     def finished(self, run: int, seconds: float = HUNG) -> str:
         """Waits for the end of a run; how it ended."""
-        self.wait_until(lambda: self.server_process() is not None, "the run has begun")
         self.wait_until(lambda: self.server_process() is None, "the run has ended", seconds)
         return self.status(run)
 
