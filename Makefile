@@ -50,6 +50,7 @@ bench: .venv/ready
 	$(BIN)/python -m benchmarks.rounds
 	$(BIN)/python -m benchmarks.growth
 	$(BIN)/python -m benchmarks.choices
+	$(BIN)/python -m benchmarks.trials
 
 bench-peers: .venv/ready
 	$(BIN)/python -m benchmarks.peers.install
