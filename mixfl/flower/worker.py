@@ -76,6 +76,7 @@ def watch(address: str, secret: Path | None = None, parent: int | None = None) -
             if worker is None or worker.poll() is not None or code != found.task.fab_hash:
                 _end(worker)
                 worker, code = _started(address), found.task.fab_hash
+            assert worker.stdin
             worker.stdin.write(f"{found.token}\n")
             worker.stdin.flush()
     except KeyboardInterrupt:
