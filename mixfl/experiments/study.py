@@ -27,6 +27,7 @@ from mixfl.errors import MixflError, unknown
 from mixfl.experiments.format import check
 from mixfl.experiments.trials import Trial
 from mixfl.runs.config import chosen_keys
+from mixfl.settings import KEYS
 from mixfl.tasks import find, read_toml
 
 STUDIES = Path(__file__).parent / "studies"
@@ -181,6 +182,10 @@ def plain(value: Any) -> str:
 
 def made_trials(task, algorithm, preset, data, keys, name, count) -> list[Trial]:
     used = {*recipe(algorithm).uses, *find(task).options}
+    known = {*KEYS, *used}
+    for key in keys:
+        if key not in known:
+            raise unknown("key", key, known)
     keys = {k: v for k, v in keys.items() if k in used}
     every = chosen_keys(task, algorithm, preset, {}, keys)
     spec = json.dumps([task, data, {k: every[k] for k in every if k in used}], sort_keys=True)
