@@ -14,6 +14,13 @@ BIN := .venv/bin
 		--constraint constraints.txt --editable '.[dev]'
 	touch $@
 
+# What the tests need beyond that: Flower and PyTorch, which are large.
+.venv/complete: .venv/ready
+	@echo "Installing Flower and PyTorch for the tests (minutes, once)"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+		--constraint constraints.txt --editable '.[dev,flower,torch]'
+	touch $@
+
 demo: .venv/ready
 	$(BIN)/mixfl compare smile --preset demo --algorithms fedavg,pt,1wgt,2wgt,oracle \
 		--out runs/demo --resume
@@ -27,18 +34,18 @@ chromium:
 		echo "For the page's tests install Chromium (Debian: sudo apt-get install chromium)"; \
 	fi
 
-test: .venv/ready chromium
+test: .venv/complete chromium
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'not slow and not flower'
 
 # A SuperLink and three SuperNodes as real processes, one test at a time: they share the cores.
-test-flower: .venv/ready
+test-flower: .venv/complete
 	$(BIN)/python -m pytest -q -m 'flower and not slow'
 
-test-all: .venv/ready chromium
+test-all: .venv/complete chromium
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'not flower'
 	$(BIN)/python -m pytest -q -m flower
 
-lint: .venv/ready
+lint: .venv/complete
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -50,6 +57,7 @@ bench: .venv/ready
 	$(BIN)/python -m benchmarks.rounds
 	$(BIN)/python -m benchmarks.growth
 	$(BIN)/python -m benchmarks.choices
+	$(BIN)/python -m benchmarks.trials
 
 bench-peers: .venv/ready
 	$(BIN)/python -m benchmarks.peers.install
@@ -58,9 +66,9 @@ growth: .venv/ready
 	$(BIN)/python -m benchmarks.growth
 
 # Pin what is installed now: after changing the dependencies, in a fresh .venv.
-lock: .venv/ready
+lock: .venv/complete
 	$(BIN)/python -m pip freeze --exclude-editable | sed "s/+cpu$$//" > constraints.txt
-	touch .venv/ready
+	touch .venv/ready .venv/complete
 
 clean:
 	rm -rf .venv .bench runs .pytest_cache .mypy_cache .ruff_cache

@@ -16,17 +16,18 @@ something that follows from the batch alone.
 """
 
 import dataclasses
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
+from jax.extend.core import Literal
 
 from mixfl.algorithm import Batches, ClientFeed, Message
 from mixfl.problem import Federated
+from mixfl.traced import Traced
 from mixfl.trees import name, named_leaves, on_named
 
 UNROLL = 10
@@ -67,67 +68,30 @@ class Layer(NamedTuple):
     output: Any  # the variable that has the product
 
 
-class Traced:
-    """A loss as a list of operations."""
-
-    def __init__(self, loss, x, batch):
-        closed = inlined(jax.make_jaxpr(loss)(x, batch))
-        self.jaxpr: Jaxpr = closed.jaxpr
-        self.consts = closed.consts
-        names = list(named_leaves(x))
-        self.params = dict(zip(names, self.jaxpr.invars, strict=False))
-        self.data = dict(zip(sorted(batch), self.jaxpr.invars[len(names) :], strict=True))
-
-    def layers(self) -> dict[str, Layer]:
-        """The first layers, by the name of the weight."""
-        moving = set(self.params.values())  # what depends on the parameters
-        used: dict[Any, int] = {}
-        for eqn in self.jaxpr.eqns:
-            operands = variables(eqn.invars)
-            if any(v in moving for v in operands):
-                moving.update(eqn.outvars)
-            for v in operands:
-                used[v] = used.get(v, 0) + 1
-        products = [e for e in self.jaxpr.eqns if e.primitive.name == "dot_general"]
-        names = {v: n for n, v in self.params.items() if used.get(v) == 1}
-        found = {}
-        for eqn in products:
-            contracted, batched = eqn.params["dimension_numbers"]
-            for i, w in enumerate(eqn.invars):
-                x, (w_dims, x_dims) = eqn.invars[1 - i], (contracted[i], contracted[1 - i])
-                if isinstance(w, Literal) or isinstance(x, Literal) or w not in names:
-                    continue
-                w_is, x_is = cast(Any, w.aval), cast(Any, x.aval)
-                if (
-                    x not in moving and w_is.ndim == x_is.ndim == 2 and len(w_dims) == 1
-                    and tuple(x_dims) == (1,) and not any(map(len, batched))
-                    and w_is.dtype == x_is.dtype == np.float32
-                ):  # fmt: skip
-                    found[names[w]] = Layer(
-                        w_is.shape[1 - w_dims[0]], x_is.shape[0], w_dims[0] == 1, i == 0,
-                        x, eqn.outvars[0],
-                    )  # fmt: skip
-        return found
-
-    def function(self, inputs: Sequence, outputs: Sequence) -> Callable:
-        """From the variables `inputs` to `outputs`, which need nothing else."""
-        jaxpr = self.jaxpr.replace(
-            invars=list(inputs), outvars=list(outputs), eqns=self._needed(inputs, outputs)[0],
-            debug_info=self.jaxpr.debug_info.with_unknown_names(),
-        )  # fmt: skip
-        return jaxpr_as_fun(ClosedJaxpr(jaxpr, self.consts))
-
-    def reads(self, inputs: Sequence, outputs: Sequence) -> set:
-        """The variables that `outputs` need if `inputs` are given."""
-        return self._needed(inputs, outputs)[1]
-
-    def _needed(self, inputs, outputs):
-        given, needed, eqns = set(inputs), set(variables(outputs)), []
-        for eqn in reversed(self.jaxpr.eqns):
-            if any(v in needed and v not in given for v in eqn.outvars):
-                eqns.append(eqn)
-                needed.update(variables(eqn.invars))
-        return eqns[::-1], needed
+def find_layers(traced: Traced) -> dict[str, Layer]:
+    """The first layers of a loss, by the name of the weight."""
+    found = {}
+    for weight, w in traced.params.items():
+        users = traced.users(w)
+        if len(users) != 1 or users[0].primitive.name != "dot_general":
+            continue
+        (eqn,) = users
+        contracted, batched = eqn.params["dimension_numbers"]
+        i = eqn.invars.index(w)
+        x, (w_dims, x_dims) = eqn.invars[1 - i], (contracted[i], contracted[1 - i])
+        if isinstance(x, Literal):
+            continue
+        w_is, x_is = cast(Any, w.aval), cast(Any, x.aval)
+        if (
+            x not in traced.moving and w_is.ndim == x_is.ndim == 2 and len(w_dims) == 1
+            and tuple(x_dims) == (1,) and not any(map(len, batched))
+            and w_is.dtype == x_is.dtype == np.float32
+        ):  # fmt: skip
+            found[weight] = Layer(
+                w_is.shape[1 - w_dims[0]], x_is.shape[0], w_dims[0] == 1, i == 0,
+                x, eqn.outvars[0],
+            )  # fmt: skip
+    return found
 
 
 def first_layers(term: Federated, x, rows: int) -> dict[str, Layer]:
@@ -135,43 +99,13 @@ def first_layers(term: Federated, x, rows: int) -> dict[str, Layer]:
     batch = {
         k: jax.ShapeDtypeStruct((rows, *c.shape), c.dtype) for k, c in term.examples.columns.items()
     }
-    return Traced(term.loss, x, batch).layers()
+    return find_layers(Traced(term.loss, x, batch))
 
 
 def pays(layer: Layer, steps: int) -> bool:
     """Whether it is likely to be faster than the plain way: the Gram matrices grow with the square
     of a client's inputs."""
     return steps * layer.rows <= 2 * layer.width
-
-
-def variables(atoms) -> list:
-    return [v for v in atoms if not isinstance(v, Literal)]
-
-
-def inlined(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """With calls of jitted functions replaced by what they do."""
-
-    def evaluate(jaxpr, consts, *args):
-        values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
-
-        def read(v):
-            return v.val if isinstance(v, Literal) else values[v]
-
-        for eqn in jaxpr.eqns:
-            given = [read(v) for v in eqn.invars]
-            if eqn.primitive.name == "jit":
-                found = evaluate(eqn.params["jaxpr"].jaxpr, eqn.params["jaxpr"].consts, *given)
-            else:
-                params = eqn.primitive.get_bind_params(eqn.params)
-                found = eqn.primitive.bind(*given, **params)
-                found = found if eqn.primitive.multiple_results else [found]
-            values.update(zip(eqn.outvars, found, strict=True))
-        return [read(v) for v in jaxpr.outvars]
-
-    if not any(eqn.primitive.name == "jit" for eqn in closed.jaxpr.eqns):
-        return closed
-    shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in closed.in_avals]
-    return jax.make_jaxpr(lambda *args: evaluate(closed.jaxpr, closed.consts, *args))(*shapes)
 
 
 # Training with them
@@ -194,7 +128,7 @@ def low_rank(term: Federated, message: Message, clients: ClientFeed,
     count, steps = mask.shape[:2]
     batch = {k: jax.ShapeDtypeStruct(a.shape[2:], a.dtype) for k, a in data.items()}
     traced = Traced(term.loss, message.x, batch)
-    layers = {n: layer for n, layer in traced.layers().items() if n in weights}
+    layers = {n: layer for n, layer in find_layers(traced).items() if n in weights}
     x, aug = named_leaves(message.x), None if message.aug is None else named_leaves(message.aug)
     find = traced.function(list(traced.data.values()), [v.inputs for v in layers.values()])
     found = jax.vmap(jax.vmap(find))(*(data[k] for k in traced.data))
@@ -267,7 +201,7 @@ def local_loss(loss, weights, batch) -> Callable:
         full = tree.unflatten([weights.get(n, leaf) for n, leaf in leaves.items()])
         # Traced anew: of tables, a client may have fewer rows than the server.
         traced = Traced(loss, full, batch | {k: v for k, v in data.items() if k != PRODUCTS})
-        layers = {n: layer for n, layer in traced.layers().items() if n in weights}
+        layers = {n: layer for n, layer in find_layers(traced).items() if n in weights}
         given = {traced.params[n]: leaf for n, leaf in leaves.items() if n not in weights}
         given |= {traced.data[k]: v for k, v in data.items() if k != PRODUCTS}
         for n, layer in layers.items():

@@ -31,12 +31,13 @@ class Optimizer(NamedTuple):
 
     def step(self, x, g, state, active=None):
         """One step along -g. Where `active` is 0 (a padded step), x and state stay as they are."""
-        g = jax.tree.map(lambda g, x: g.astype(x.dtype), g, x)  # bfloat16 stays bfloat16
+        g = jax.tree.map(lambda x, g: g.astype(x.dtype), x, g)  # bfloat16 stays bfloat16
         if self.plain:
-            new_x, new_state = jax.tree.map(lambda x, g: x - self.lr * g, x, g), state
-        else:
-            updates, new_state = self.tx.update(g, state, x)
-            new_x = optax.apply_updates(x, updates)
+            if active is not None:  # not a product: in a padded step g need not be finite
+                g = jax.tree.map(lambda g: jnp.where(active > 0, g, 0), g)
+            return jax.tree.map(lambda x, g: x - self.lr * g, x, g), state
+        updates, new_state = self.tx.update(g, state, x)
+        new_x = optax.apply_updates(x, updates)
         if active is None:
             return new_x, new_state
         keep = lambda new, old: jnp.where(active > 0, new, old)  # noqa: E731

@@ -21,6 +21,8 @@ import numpy as np
 
 from mixfl.algorithm import Algorithm, Message, Sums, Upload
 from mixfl.errors import MixflError, unknown
+from mixfl.lookups import by_lookups
+from mixfl.lowrank import is_local
 from mixfl.optimizers import make
 from mixfl.problem import Federated, Problem
 from mixfl.settings import Settings
@@ -229,6 +231,8 @@ def row_sparse(algorithm: Algorithm, problem: Problem, s: Settings,
         if not feed.rows:
             return algorithm.client(term, message, feed)
         own = restrict(message, feed.rows)
+        if not any(map(is_local, jax.tree.leaves(own.x, is_leaf=is_local))):
+            term = by_lookups(term, feed.rows)
         upload = algorithm.client(term, own, feed._replace(rows=None))
         return own_part(upload, own.aug, feed.rows, s.client_lr)._replace(rows=feed.rows)
 

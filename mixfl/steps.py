@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from mixfl.algorithm import Batches, CentralUpdate, ClientFeed, Draw, Message, Sums, Upload
 from mixfl.errors import MixflError
+from mixfl.lookups import Lookups, looked_up
 from mixfl.optimizers import Optimizer, make
 from mixfl.problem import Central, Problem, Term
 from mixfl.settings import Settings
@@ -43,7 +44,11 @@ def zeros(tree):
 
 def gradient(term: Term, x, batch: Batches):
     """w_j f_j(x; B) and its gradient, the mean taken over the unmasked examples of the batch."""
-    return jax.value_and_grad(lambda x: _loss(term, x, batch, jnp.sum(batch.mask)))(x)
+    whole = None
+    if isinstance(term.loss, Lookups):
+        term, x, whole = looked_up(term, x, batch.data)
+    loss, g = jax.value_and_grad(lambda x: _loss(term, x, batch, jnp.sum(batch.mask)))(x)
+    return loss, whole(g) if whole else g
 
 
 def _loss(term: Term, x, batch: Batches, count):
@@ -84,7 +89,7 @@ def descend(grad, opt: Optimizer, x, batches, opt_state, active=None, aug=None, 
         x, opt_state, grads, loss_sum = carry
         batch, active = inputs
         loss, g = grad(x, batch)
-        total = g if aug is None else add(g, aug)
+        total = g if aug is None else add(aug, g)  # g may have Additions
         x, opt_state = opt.step(x, total, opt_state, active)
         if active is not None:
             # Not a product: in a padded step they need not be finite.

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tiny_problem
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save
 
@@ -27,12 +27,6 @@ from mixfl.tasks import find
 
 TINY = f"{tiny_problem.__file__}:problem"
 RUN = ("run", TINY, "--algorithm", "2wgt")
-
-# The outcome must not depend on the clock, nor on the day.
-settings.register_profile(
-    "steady", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
-)
-settings.load_profile("steady")
 
 # A user's file, to be spoilt in one place.
 OWN = """

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from benchmarks import growth, mixfl_worker, report, scan_worker, workloads
+from benchmarks import growth, mixfl_worker, report, scan_worker, trials_worker, workloads
 from benchmarks.engines import OutsideLoad, Worker, WorkerFailed
 from benchmarks.peers import protocol
 from benchmarks.report import Measured
@@ -153,3 +153,20 @@ def test_plot(tmp_path):
     rows = report.rows("smile", [measured("mixfl", [1.0]), measured("fedjax", [9.0])], START, None)
     report.plot(rows, tmp_path / "plot.png")
     assert (tmp_path / "plot.png").stat().st_size > 1000
+
+
+def test_trials_side_by_side_are_those_made_alone():
+    """Every way of `benchmarks.trials` trains the same models."""
+    found = {}
+    for way in trials_worker.WAYS:
+        engine = trials_worker.Engine("movie", "0,1", way)
+        engine.init()
+        engine.run(1)
+        engine.run(1)
+        found[way] = [protocol.flat(model) for model in engine.models()]
+    start = protocol.flat(engine.simulators[0].init().x)
+    for way, models in found.items():
+        for model, alone in zip(models, found["alone"], strict=True):
+            assert report.difference(model, alone, start) < 1e-3, way
+    first, second = found["alone"]
+    assert report.difference(first, second, start) > 0.1

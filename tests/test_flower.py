@@ -369,6 +369,23 @@ def test_a_reply_in_the_name_of_another_node_is_no_reply():
     )
 
 
+def test_a_message_that_flower_does_not_take(monkeypatch):
+    there, nodes = placed("two terms")
+    grid = InProcess(mixfl.flower.client_app(there), nodes, SETTINGS)
+    real = grid.push_messages
+
+    def push(messages):
+        lost = [
+            m.metadata.dst_node_id == FIRST_NODE and m.metadata.group_id == "0" for m in messages
+        ]
+        return [None if lost else i for lost, i in zip(lost, real(messages), strict=True)]
+
+    monkeypatch.setattr(grid, "push_messages", push)
+    result, _, _ = deploy(grid=grid, rounds=1, cohort_size=4)
+    row = result.metrics[-1]
+    assert (row["clients/rejected/unsent"], row["clients/accepted"]) == (1, 3)
+
+
 def test_what_flower_cant_read_is_one_clients_fault(monkeypatch):
     there, nodes = placed("two terms")
     grid = InProcess(mixfl.flower.client_app(there), nodes, SETTINGS)
@@ -494,7 +511,7 @@ def test_a_client_whose_data_has_changed_is_asked_again():
 
     def grows(message, reply):
         more[0] = clients.rows(3)
-        client._client.cache_clear()  # as in a process of its own
+        client._clients.clear()  # as in a process of its own
         return [(0.0, reply())]
 
     given = SETTINGS | dict(rounds=2, cohort_size=4, algorithm="fedavg")
@@ -516,7 +533,7 @@ def test_hostile_sizes_take_no_memory():
         Array("float32", (25 << 20,), messages.FORMAT, huge),
     ):
         with pytest.raises(messages.Rejected):
-            messages.parsed(given, like)
+            messages.parsed(given, like, "w")
     assert tracemalloc.get_traced_memory()[1] < 1 << 20
     tracemalloc.stop()
 

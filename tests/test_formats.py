@@ -641,7 +641,7 @@ def test_examples_as_protobuf_writes_them():
     assert varints(b"\x00\x7f\x80\x01").tolist() == [0, 127, 128]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.binary(max_size=60), st.integers(0, 200), st.integers(1, 255))
 def test_damaged_examples_are_value_errors(noise, at, flip):
     valid = bytearray(proto(a=[b"x"], b=[0.5], c=[0, 300]))
@@ -1082,7 +1082,7 @@ def a_store_or_an_error(format, name, data, **options):
 
 
 @pytest.mark.parametrize("format", VALID)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     changes=MUTATION, noise=st.binary(max_size=80), group=st.integers(1, 3), least=st.integers(1, 4)
 )  # fmt: skip
@@ -1093,7 +1093,7 @@ def test_fuzz_mutations(format, changes, noise, group, least):
     a_store_or_an_error(format, name, noise, **given)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(changes=MUTATION, which=st.integers(0, 1))
 def test_fuzz_titles(changes, which):
     ratings, name = [("ratings.dat", "movies.dat"), ("u.data", "u.item")][which]
@@ -1115,14 +1115,14 @@ def test_fuzz_titles(changes, which):
     [(f, VALID[f][0] + ".gz") for f in VALID] + [("table", "t.jsonl"), ("table", "t.parquet"),
      ("tff-celeba", "x.sqlite"), ("tff-stackoverflow", "x.sqlite"), ("images", "i.csv")],
 )  # fmt: skip
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(noise=st.binary(max_size=80), zipped=st.booleans(), cut=st.integers(0, 40))
 def test_fuzz_noise(format, name, noise, zipped, cut):
     data = gzip.compress(noise)[: -cut or None] if zipped else noise
     a_store_or_an_error(format, name, data)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(changes=MUTATION)
 def test_fuzz_sqlite(changes):
     with tempfile.TemporaryDirectory() as folder:
@@ -1132,7 +1132,7 @@ def test_fuzz_sqlite(changes):
     a_store_or_an_error("tff-stackoverflow", "x.sqlite", mutated(data, changes))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(changes=MUTATION, which=st.integers(0, 3))
 def test_fuzz_celeba(changes, which):
     with tempfile.TemporaryDirectory() as folder:

@@ -156,9 +156,15 @@ def test_central_draws_are_without_replacement_and_dealt_fairly():
 
 
 @pytest.mark.parametrize(
-    ("width", "name", "devices"), [(400, "fedavg", 2), (400, "central", 1), (2**20, "fedavg", 1)]
+    ("width", "name", "devices"),
+    [
+        (2**15, "fedavg", 2),
+        (400, "fedavg", 1),  # one of two cores is left to the reader
+        (2**15, "central", 1),
+        (2**20, "fedavg", 1),  # its products use all cores
+    ],
 )
-def test_auto_devices_share_small_models_with_clients(width, name, devices):
+def test_auto_devices_share_models_of_middle_size_with_clients(width, name, devices):
     p = wide_problem(clients=8, width=width)
     s = settings(cohort_size=4, central_batch=4, devices="auto")
     assert Simulator(p, ALGORITHMS[name].build(p, s), s).devices == devices

@@ -15,7 +15,7 @@ import tiny_problem
 from mixfl.errors import MixflError
 from mixfl.experiments import sweep as sweeping
 from mixfl.experiments.board import Board
-from mixfl.experiments.compare import Outcome
+from mixfl.experiments.compare import Outcome, planned_trials
 from mixfl.experiments.trials import Done, Trial, done, make
 from mixfl.intervals import interval
 from mixfl.runs.config import plan
@@ -132,12 +132,10 @@ def test_interrupted_it_says_how_to_go_on(tmp_path, whole):
         [*SWEEP, "--out", str(out)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     for line in process.stdout:
-        if "diverged" in line or "loss" in line:  # the first is over
+        if "diverged" in line or "loss" in line:  # the first of twelve is over
             break
     process.send_signal(signal.SIGINT)
     _, error = process.communicate()
-    if process.returncode == 0:  # it was faster
-        return
     assert process.returncode == 130, error
     assert "--resume goes on" in error
     assert table(swept(out, "--resume").stdout) == table(whole[1])
@@ -232,7 +230,39 @@ def test_intervals_cover_the_mean_in_95_of_100_cases():
         assert abs(covered - 0.95) < 0.012, (n, covered)
 
 
+def test_trials_of_all_algorithms_have_the_same_cohorts_and_batches():
+    plans = [plan(TINY, a) for a in ("fedavg", "pt", "1wgt", "2wgt")]
+    several = planned_trials(plans, 3, {})
+    seeds = {p.recipe.id: [t.keys["seed"] for t in several if t.algorithm == p.recipe.id]
+             for p in plans}  # fmt: skip
+    assert set(map(tuple, seeds.values())) == {(0, 1, 2)}
+    fed = [
+        [(piece.clients[0].batches.mask, piece.clients[0].batches.data["x"])
+         for piece in s.feeder.pieces(s.at(7), 7)]
+        for s in (p.simulator() for p in plans)
+    ]  # fmt: skip
+    for other in fed[1:]:
+        assert all(np.array_equal(a, b) for x, y in zip(fed[0], other, strict=True)
+                   for a, b in zip(x, y, strict=True))  # fmt: skip
+
+
 # Choosing
+
+
+def test_a_sweep_of_a_task_chooses_on_validation_data(tmp_path):
+    small = dict(image_size=8, clients=40, per_client=6, hidden=4, cohort_size=5, eval_every=2)
+    ended = subprocess.run(
+        [str(MIXFL), "sweep", "smile", "--preset", "demo", "--algorithm", "pt", "--rounds", "4",
+         "--over", "client_lr=0.0001,0.1", "--trials", "2", "--out", str(tmp_path / "s"),
+         *(word for k, v in small.items() for word in ("--set", f"{k}={v}"))],
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    assert "chosen on validation data, by valid/auc" in ended.stdout
+    content = json.loads((tmp_path / "s" / sweeping.RESULTS).read_text())
+    assert content["chosen_by"] == "valid/auc"
+    means = {r["chosen"]: r["metrics"]["valid/auc"]["mean"] for r in content["settings"]}
+    assert means[True] >= means[False]
 
 
 def setting(lr, valid, test, diverged=()):

@@ -56,10 +56,11 @@ def reproduce(ids, scale, data, out, listing, resume, jobs):  # fmt: skip
         return
     out = out or Path("runs") / f"reproduce-{scale}"
     paper.remember(out, ids, scale, data)
-    time = study.words(study.estimate(wanted, jobs))
-    click.echo(f"{len(wanted)} studies: about {time} on cores like ours, if nothing is made yet.")
+    time = study.words(study.estimate(wanted, jobs, paper.over(wanted, out)))
+    click.echo(f"What is left takes about {time} on cores like ours, {jobs} runs at a time.")
     with Crew(jobs) as crew:
         ended = paper.reproduce(wanted, out, crew, board())
+    click.echo("Counting costs, drawing figures and writing the report")
     document = paper.document(wanted, ended, out, command_line())
     save(document, out / "report.html")
     save(document, out / "report.md", "md")

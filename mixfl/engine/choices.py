@@ -7,12 +7,14 @@ import jax
 from mixfl.algorithm import Algorithm
 from mixfl.engine import processes
 from mixfl.engine.feeding import Feeder
+from mixfl.engine.round import small_model
 from mixfl.errors import MixflError
 from mixfl.lowrank import first_layers, pays
 from mixfl.optimizers import make
 from mixfl.problem import Params, Problem
 from mixfl.settings import Settings
 from mixfl.sparse import tables, why_dense
+from mixfl.trees import named_leaves
 
 LARGE_PARAMETER = 2**20  # numbers; measured, see docs/simulator.md
 
@@ -61,16 +63,27 @@ def low_rank_layers(
     return found
 
 
-def choose_devices(x: Params, algorithm: Algorithm, s: Settings) -> int:
-    """The devices that share a cohort. Where `auto` on a CPU: one (of each process) for models
-    with large products, which use all cores by themselves, and where there are no clients;
-    otherwise all."""
+def choose_devices(
+    problem: Problem, x: Params, algorithm: Algorithm, s: Settings, low_rank: dict, feeder: Feeder
+) -> int:
+    """The devices that share a cohort. Where `auto` on a CPU (of each process):
+
+    one where products are large enough to use all cores by themselves (large parameters, low-rank
+    layers) and where there are no clients; all but one for small models, where reading takes nearly
+    as long as training; otherwise all."""
     available, count = processes.available(), jax.process_count()
     if s.devices == "auto":
         if jax.default_backend() != "cpu":
             return available
-        small = x is not None and all(p.size < LARGE_PARAMETER for p in jax.tree.leaves(x))
-        return available if small and algorithm.feed.clients else count
+        parameters = named_leaves(x)
+        large = any(p.size >= LARGE_PARAMETER for p in parameters.values())
+        if x is None or large or low_rank or not algorithm.feed.clients:
+            return count
+        small = all(
+            small_model(parameters, feeder.most_rows(j) if t.name in feeder.tables else {})
+            for j, t in enumerate(problem.populations)
+        )
+        return max(count, available - count) if small else available
     if s.devices % count:
         raise MixflError(
             f"devices = {s.devices}, but there are {count} processes: give a multiple of {count} "

@@ -212,10 +212,16 @@ def group_size(clients: int, x, rows) -> int:
     large ones are slow in batches."""
     leaves = jax.tree_util.tree_leaves_with_path(x, is_leaf=is_local)
     own = {name(path): leaf for path, leaf in leaves if not is_local(leaf)}
-    numbers = sum(leaf.size for n, leaf in own.items() if n not in (rows or {}))
-    for n, ids in (rows or {}).items():  # a quarter of the most rows: few clients have them all
-        numbers += own[n].size // own[n].shape[0] * ids.shape[-1] // 4
-    if numbers > SMALL_MODEL:
+    if not small_model(own, {n: ids.shape[-1] for n, ids in (rows or {}).items()}):
         return 1
     most = clients if len(own) < len(leaves) else GROUP
     return max(n for n in range(1, most + 1) if clients % n == 0)
+
+
+def small_model(parameters: Mapping[str, Any], most_rows: Mapping[str, int]) -> bool:
+    """Whether a client trains few numbers. Of a table it has at most so many rows, most have about
+    a quarter of that."""
+    numbers = sum(leaf.size for n, leaf in parameters.items() if n not in most_rows)
+    for n, rows in most_rows.items():
+        numbers += parameters[n].size // parameters[n].shape[0] * rows // 4
+    return numbers <= SMALL_MODEL

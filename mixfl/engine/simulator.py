@@ -59,12 +59,13 @@ class Simulator:
     def __init__(self, problem: Problem, algorithm: Algorithm, s: Settings):
         self.problem, self.s = problem, s
         x = model_shapes(problem)
-        self.devices = choose_devices(x, algorithm, s)
         self.tables = row_sparse_tables(problem, x, algorithm, s)
         self.algorithm = row_sparse(algorithm, problem, s, self.tables)
         own = (jax.process_index(), jax.process_count())
+        feeder = Feeder(problem, s, own[1], self.tables, own)  # for as few devices as there can be
+        self.low_rank = low_rank_layers(problem, x, algorithm, s, feeder)
+        self.devices = choose_devices(problem, x, algorithm, s, self.low_rank, feeder)
         self.feeder = Feeder(problem, s, self.devices, self.tables, own)
-        self.low_rank = low_rank_layers(problem, x, algorithm, s, self.feeder)
         self.feeder.check_draws(self.at(0))
         self.programs: dict[Algorithm, Round] = {}
         self.bytes: dict[Algorithm, list[tuple]] = {}

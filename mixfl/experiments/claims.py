@@ -4,6 +4,8 @@ Trials with the same seed have the same cohorts, so that differences are taken w
 the 95 % interval (Student's t) is that of the differences. A check is one of
 
     better   of = A, than = B     A's metric is better than B's         interval beyond 0
+    often    of = [A, ...],       better at least in half of the cases  intervals beyond 0
+             than = B
     close    of = A, than = B     at most `within` apart, either way    interval within
     reaches  of = A, than = B     at most `within` worse                interval beyond -within
     contrast of = A, less = B,    (A - B) is larger than (C - D) in size
@@ -96,7 +98,7 @@ def decide(study: Study, ended: Mapping[str, Done]) -> list[Finding]:
 
 def run(check: Mapping[str, Any], results: Results) -> list[Checked]:
     kinds: dict[str, Callable] = {
-        "better": better, "close": close, "reaches": reaches, "contrast": contrast,
+        "better": better, "often": often, "close": close, "reaches": reaches, "contrast": contrast,
         "above": beyond, "below": beyond, "order": order, "saving": saving,
     }  # fmt: skip
     if check.get("kind") not in kinds:
@@ -158,6 +160,17 @@ def better(check, results) -> list[Checked]:
             verdict = DISAGREE
         found.append(Checked(verdict, f"{words}; better by {spread(d)}"))
     return found
+
+
+def often(check, results) -> list[Checked]:
+    verdicts = [c.verdict for c in better(check, results)]
+    helped, hurt = verdicts.count(AGREE), verdicts.count(DISAGREE)
+    half = len(verdicts) / 2
+    verdict = AGREE if helped >= half else DISAGREE if hurt > half else OPEN
+    (other,) = results.study.named(check["than"])
+    words = f"{place(check['metric'], check.get('at', 'end'))}, against {other.name}"
+    said = f"better in {helped}, worse in {hurt} of {len(verdicts)} cases"
+    return [Checked(verdict, f"{words}: {said}")]
 
 
 def close(check, results) -> list[Checked]:

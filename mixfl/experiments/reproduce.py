@@ -33,7 +33,7 @@ from mixfl.experiments.report.document import Trial as Shown
 from mixfl.experiments.report.from_runs import REPRODUCED
 from mixfl.experiments.report.lines import final_table
 from mixfl.experiments.study import Setting, Study
-from mixfl.experiments.style import NAMES
+from mixfl.experiments.style import NAMES, metric_title
 from mixfl.experiments.trials import Crew, Done, Trial, done
 from mixfl.intervals import interval
 from mixfl.runs.directory import write_whole
@@ -42,16 +42,22 @@ from mixfl.tasks import read_toml
 RUNS = "runs"
 
 
+def is_file(id: str) -> bool:
+    """Is it the file of a study of the user's own?"""
+    return id.endswith(".toml")
+
+
 def chosen(ids: Sequence[str], scale: str, data: Path | None) -> list[Study]:
-    """The studies with these labels (or names); all of them, if none is given."""
+    """The studies with these labels (or names, or files); all of ours, if none is given."""
     if scale not in studies.SCALES:
         raise unknown("scale", scale, studies.SCALES)
     every = [studies.read(path, scale, data) for path in studies.files()]
+    own = [studies.read(Path(i), scale, data) for i in ids if is_file(i)]
     known = {s.id for s in every} | {label for s in every for label in s.labels}
     for given in ids:
-        if given not in known:
-            raise unknown("table or figure", given, known)
-    wanted = [s for s in every if not ids or {s.id, *s.labels} & set(ids)]
+        if given not in known and not is_file(given):
+            raise unknown("table or figure", given, [*known, "path.toml"])
+    wanted = [s for s in every if not ids or {s.id, *s.labels} & set(ids)] + own
     if data is not None and not any(s.real for s in wanted):
         folders = ", ".join(name for names in studies.FOLDERS.values() for name in names)
         raise MixflError(
@@ -85,10 +91,16 @@ def reproduce(wanted: Sequence[Study], out: Path, crew: Crew, board: Board) -> d
     return {d.trial.folder: d for d in ended}
 
 
+def over(wanted: Sequence[Study], out: Path) -> set[str]:
+    """The folders of the runs that need not be made any more."""
+    return {t.folder for s in wanted for t in s.trials() if done(t, out / RUNS)}
+
+
 def remember(out: Path, ids: Sequence[str], scale: str, data: Path | None) -> None:
     """What was asked for, so that `mixfl report` can show it again."""
     out.mkdir(parents=True, exist_ok=True)
-    file, asked = out / REPRODUCED, {"ids": list(ids), "scale": scale}
+    kept = [os.path.abspath(i) if is_file(i) else i for i in ids]
+    file, asked = out / REPRODUCED, {"ids": kept, "scale": scale}
     if data is not None:
         asked["data"] = os.path.abspath(data)
     if file.exists():
@@ -185,7 +197,7 @@ def curves(study, show, ended, out) -> list[Curves]:
     for group in groups:
         about = head(study, show)
         if len(groups) > 1:
-            about["title"] += f": {group[0].algorithm}"
+            about["title"] += f": {NAMES[group[0].algorithm]}"
         lines = [series(s, ended, out) for s in group]
         found.append(
             Curves(metrics=show["metrics"], series=lines, log=show.get("log", False), **about)
@@ -204,15 +216,20 @@ def series(setting: Setting, ended: Mapping[str, Done], out: Path) -> Series:
         trials.append(
             Shown(name, read_toml(done.folder / "config.toml"), command, done.rows, status)
         )
-    name = setting.name.replace(setting.algorithm, NAMES[setting.algorithm], 1)
-    return Series(name, setting.algorithm, trials)
+    return Series(spelt(setting.name, setting.algorithm), setting.algorithm, trials)
+
+
+def spelt(name: str, algorithm: str) -> str:
+    """A setting's name, for people."""
+    return name.replace(algorithm, NAMES[algorithm], 1)
 
 
 def final(study, show, ended, out) -> list[Sweep]:
     """A metric at the end against a key."""
     results, key, metric = Results(study, ended), show["key"], show["metric"]
+    settings = study.named(show.get("series"))
     lines: dict[tuple[str, str], list[Point]] = {}
-    for setting in study.named(show.get("series")):
+    for setting in settings:
         values = results.values(setting, metric, show.get("at", "end"))
         name = setting.name.replace(f" {key}={studies.plain(setting.keys[key])}", "")
         good = values[~np.isnan(values)]
@@ -224,8 +241,10 @@ def final(study, show, ended, out) -> list[Sweep]:
             low = high = None
         point = Point(float(setting.keys[key]), mean, low, high, note)
         lines.setdefault((name, setting.algorithm), []).append(point)
-    drawn = [Line(n, a, sorted(p, key=lambda p: p.x)) for (n, a), p in lines.items()]
-    return [Sweep(x=key, y=metric, lines=drawn, **head(study, show))]
+    drawn = [Line(spelt(n, a), a, sorted(p, key=lambda p: p.x)) for (n, a), p in lines.items()]
+    behind = [series(s, ended, out) for s in settings]
+    more = dict(log=show.get("log", False), series=behind, **head(study, show))
+    return [Sweep(x=key, y=metric, lines=drawn, **more)]
 
 
 def table(study, show, ended, out) -> list[Table]:
@@ -241,10 +260,11 @@ def largest(study, show, ended, out) -> list[Table]:
     rows = []
     for setting in study.named(show.get("series")):
         found = [results.values(setting, m, "largest").max() for m in show["metrics"]]
-        rows.append([f"{setting.name}, from round {FIRST}", *(f"{v:.4g}" for v in found)])
+        name = spelt(setting.name, setting.algorithm)
+        rows.append([f"{name}, from round {FIRST}", *(f"{v:.4g}" for v in found)])
     if study.task in PAPER:
         rows.append(["the paper", *(f"{v:g}" for v in PAPER[study.task])])
-    header = ["", *(f"largest {m.removeprefix('theory/')}" for m in show["metrics"])]
+    header = ["", *(f"largest {metric_title(m)}" for m in show["metrics"])]
     return [Table(header=header, rows=rows, **head(study, show))]
 
 

@@ -16,7 +16,7 @@ import hashlib
 import itertools
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -24,13 +24,13 @@ from typing import Any
 
 from mixfl.algorithms import recipe
 from mixfl.errors import MixflError, unknown
+from mixfl.experiments.format import check
 from mixfl.experiments.trials import Trial
 from mixfl.runs.config import chosen_keys
 from mixfl.tasks import find, read_toml
 
 STUDIES = Path(__file__).parent / "studies"
 SCALES = ("quick", "full")
-KINDS = ("curves", "final", "table", "largest", "costs", "bounds")
 FOLDERS = {"smile": ("smile", "celeba"), "text": ("text",), "movie": ("movie", "movielens")}
 COMPILE_SECONDS = 4  # a setting's first run, of one core; for the estimate
 
@@ -72,12 +72,6 @@ class Study:
     def trials(self) -> list[Trial]:
         return [t for s in self.settings for t in s.trials]
 
-    def seconds(self) -> float:
-        """Of one core, about."""
-        return sum(seconds(t, self.round_ms) for t in self.trials()) + (
-            COMPILE_SECONDS * len(self.settings)
-        )
-
     def named(self, patterns: str | Sequence[str] | None) -> list[Setting]:
         """The settings whose names match; None: all."""
         if patterns is None:
@@ -105,17 +99,16 @@ def seconds(trial: Trial, round_ms: float) -> float:
 
 
 def files() -> list[Path]:
+    """In the order of the paper: their names begin with a number."""
     return sorted(STUDIES.glob("*.toml"))
 
 
 def read(path: Path, scale: str, data: Path | None) -> Study:
     content = read_toml(path)
+    check(content, path, SCALES)
     task = place(content.get("task", ""), path)
     real = real_data(task, data)
     at = scaled(content, scale, real)
-    for show in content.get("show", []):
-        if show.get("kind") not in KINDS:
-            raise unknown(f"kind of {path.name}", show.get("kind"), KINDS)
     settings = [
         setting
         for series in content.get("series", [])
@@ -128,7 +121,7 @@ def read(path: Path, scale: str, data: Path | None) -> Study:
         raise MixflError(f"{path}: two series have the same name; give one `name`.")
     title = content.get("data", task)
     return Study(
-        path.stem, content["title"], content.get("text", ""), task,
+        path.stem.lstrip("0123456789_"), content["title"], content.get("text", ""), task,
         f"{title}, {'real' if real else 'synthetic'}" if title else "theory",
         settings, content.get("show", []), content.get("claim", []), at.get("round_ms", 0.0),
         content.get("bounds", {}), real,
@@ -202,10 +195,15 @@ def made_trials(task, algorithm, preset, data, keys, name, count) -> list[Trial]
     ]  # fmt: skip
 
 
-def estimate(studies: Sequence[Study], jobs: int) -> float:
-    """Seconds for the runs of all, each counted once."""
-    runs = {t.folder: seconds(t, s.round_ms) for s in studies for t in s.trials()}
-    settings = {t.folder.split("/")[0] for s in studies for t in s.trials()}
+def estimate(studies: Sequence[Study], jobs: int, over: Collection[str] = ()) -> float:
+    """Seconds for the runs of all, each counted once; but for those in the folders `over`."""
+    runs = {
+        t.folder: seconds(t, s.round_ms)
+        for s in studies
+        for t in s.trials()
+        if t.folder not in over
+    }
+    settings = {folder.split("/")[0] for folder in runs}
     return (sum(runs.values()) + COMPILE_SECONDS * len(settings)) / jobs
 
 

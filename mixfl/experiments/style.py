@@ -23,7 +23,9 @@ NAMES = {
     "baseline": "Baseline (all at the client)",
 }  # fmt: skip
 
-TITLES = {"auc": "AUC", "loss": "loss on the evaluation data"}
+TITLES = {
+    "auc": "AUC", "loss": "loss on the evaluation data", "theory/g2": "G~^2", "theory/b2": "B~^2",
+}  # fmt: skip
 
 PATTERNS: tuple[tuple[float, ...], ...] = ((), (5, 2), (1, 1.5), (6, 2, 1, 2), (9, 3))
 MARKERS = ("circle", "square", "diamond", "triangle-up", "triangle-down")

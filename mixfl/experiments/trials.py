@@ -4,8 +4,9 @@ The folders are the results: a run that has finished, or diverged, is never made
 was interrupted goes on from its checkpoint. A run's folder is locked while it is written to, so
 that several commands may work on the same results.
 
-Every core has a process of its own (worker.py), which makes one run after the other: faster than
-all cores for one run, and than several runs compiled into one program (docs/experiments.md).
+Every core has a process of its own (worker.py), which makes one run after the other.
+`benchmarks/trials.py` compares this with all cores for one run and with several runs compiled into
+one program.
 """
 
 import collections

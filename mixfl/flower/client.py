@@ -112,11 +112,14 @@ def _without_data(term):
     return dataclasses.replace(term, data=None) if isinstance(term, Central) else term
 
 
+_clients: dict[int, tuple[Problem, dict, Client]] = {}  # by node
+
+
 def client_of(problem: Problem, run_config: Mapping[str, Any], node: Mapping[str, Any]) -> Client:
     """The client of a node; the same one where it is asked for again in this process."""
-    return _client(problem, tuple(sorted(run_config.items())), tuple(sorted(node.items())))
-
-
-@functools.lru_cache(maxsize=8)
-def _client(problem: Problem, run_config: tuple, node: tuple) -> Client:
-    return Client(problem, dict(run_config), dict(node))
+    place, given = node["node-id"], {**run_config, "node": dict(node)}
+    kept = _clients.get(place)
+    if kept is None or kept[0] is not problem or kept[1] != given:
+        _clients.pop(place, None)  # before another one takes its memory
+        _clients[place] = kept = (problem, given, Client(problem, run_config, node))
+    return kept[2]

@@ -1,52 +1,147 @@
-"""Fetching replies from Flower, and telling what became of them."""
+"""One round's messages and replies: who was asked, what came back, and how it was counted."""
 
-from collections.abc import Iterable
-from typing import Protocol
+from collections import Counter
+from collections.abc import Mapping
+from typing import NamedTuple
 
-import httpx
-from flwr.app import Message, RecordDict
-from flwr.common.constant import ErrorCode
-from flwr.serverapp import Grid
+import jax
+import numpy as np
+from flwr.app import Message
 
-from mixfl.flower.messages import Rejected
-
-REASONS = {  # Flower's error codes, as words for the metrics
-    ErrorCode.LOAD_CLIENT_APP_EXCEPTION: "not_loaded",
-    ErrorCode.CLIENT_APP_RAISED_EXCEPTION: "failed",
-    ErrorCode.MESSAGE_UNAVAILABLE: "late",
-    ErrorCode.REPLY_MESSAGE_UNAVAILABLE: "late",
-    ErrorCode.NODE_UNAVAILABLE: "gone",
-    ErrorCode.CLIENT_APP_CRASHED: "crashed",
-}
+from mixfl.algorithm import Upload
+from mixfl.flower.messages import Rejected, cut_shapes, parsed_upload, sent_bytes, task
+from mixfl.flower.nodes import Node, Nodes
+from mixfl.flower.replies import content, pause, pull
+from mixfl.sparse import Table
+from mixfl.trees import on_named
 
 
-class Clock(Protocol):
-    """The module `time`, or a test's own."""
-
-    def monotonic(self) -> float: ...
-    def sleep(self, seconds: float, /) -> None: ...
-
-
-def pull(grid: Grid, message_id: str) -> Iterable[Message]:
-    """The replies to one message. One at a time: a reply that Flower can't even read is an error
-    of the whole call."""
-    try:
-        return grid.pull_messages([message_id])
-    except (httpx.HTTPError, OSError):  # the connection's, not the reply's
-        raise
-    except Exception as error:
-        raise Rejected("malformed", f"its reply can't be read ({type(error).__name__})") from None
+class Asked(NamedTuple):
+    node: Node
+    population: int
+    place: int  # in the cohort
 
 
-def pause(outstanding: int) -> float:
-    """Seconds between two looks for replies."""
-    return min(3.0, max(0.1, 0.02 * outstanding))
+class Exchange:
+    """One round's messages and replies. `like` has, per population, the shapes of an upload."""
+
+    def __init__(self, nodes: Nodes, t: int, cohorts: list[list[Node]], like: list[Upload]):
+        self.nodes, self.t, self.cohorts, self.like = nodes, t, cohorts, like
+        self.asked: dict[str, Asked] = {}
+        self.outstanding: dict[str, Asked] = {}
+        self.uploads: list[dict[int, Upload]] = [{} for _ in cohorts]  # by place in the cohort
+        self.down, self.up, self.received = 0, 0, 0
+        self.count: Counter[str] = Counter()
+
+    def push(self, messages) -> None:
+        """Flower gives up a message, and its reply, after the round's deadline."""
+        ttl = self.nodes.d.round_deadline
+        self.until = self.nodes.clock.monotonic() + ttl
+        for j, (message, nodes) in enumerate(zip(messages, self.cohorts, strict=True)):
+            message = jax.tree.map(np.asarray, message)
+            shared = None if self.nodes.tables[self.name(j)] else task(self.t, message, {})
+            for place, node in enumerate(nodes):
+                what = shared or task(self.t, message, node.rows)
+                sent = Message(what, node.id, "train", ttl=ttl, group_id=str(self.t))
+                self.down += sent_bytes(sent)
+                ids = list(self.nodes.grid.push_messages([sent]))  # one at a time: their memory
+                asked = Asked(node, j, place)
+                if ids and ids[0]:
+                    self.asked[ids[0]] = asked
+                else:
+                    self.reject(asked, Rejected("unsent", "the message could not be sent"))
+        self.outstanding = dict(self.asked)
+
+    def name(self, j: int) -> str:
+        return self.nodes.problem.populations[j].name
+
+    def pull(self) -> None:
+        """Until all replies are there, or enough, or the deadline has passed."""
+        clock, wanted = self.nodes.clock, self.nodes.s.cohort_size
+        while self.outstanding:
+            for message, asked in list(self.outstanding.items()):
+                try:
+                    for reply in pull(self.nodes.grid, message):
+                        self.take(reply)
+                except Rejected as rejected:  # not readable
+                    if self.outstanding.pop(message, None):
+                        self.reject(asked, rejected)
+            if all(len(got) >= wanted for got in self.uploads):
+                break
+            if self.outstanding:
+                if clock.monotonic() >= self.until:
+                    break
+                clock.sleep(pause(len(self.outstanding)))
+        for asked in self.outstanding.values():
+            if len(self.uploads[asked.population]) >= wanted:
+                self.count["clients/surplus"] += 1
+            else:
+                self.reject(asked, Rejected("late", "no reply before the deadline"))
+
+    def take(self, reply: Message) -> None:
+        answered = reply.metadata.reply_to_message_id
+        asked = self.asked.get(answered)
+        forged = asked and reply.has_content() and reply.metadata.src_node_id != asked.node.id
+        if asked is None or forged:
+            self.count["replies/unknown"] += 1
+            return
+        if answered not in self.outstanding:
+            self.count["replies/duplicate"] += 1
+            return
+        del self.outstanding[answered]
+        if reply.has_content():
+            self.up += sent_bytes(reply)
+            self.received += 1
+        got = self.uploads[asked.population]
+        if len(got) >= self.nodes.s.cohort_size:
+            self.count["clients/surplus"] += 1
+            return
+        try:
+            like, n = self.like[asked.population], self.nodes
+            like = like._replace(delta=cut_shapes(like.delta, asked.node.rows))
+            got[asked.place] = parsed_upload(content(reply), like, n.s, n.d.max_update_norm)
+            self.count["clients/accepted"] += 1
+        except Rejected as rejected:
+            self.reject(asked, rejected)
+
+    def reject(self, asked: Asked, rejected: Rejected) -> None:
+        if rejected.reason == "stale":
+            self.nodes.forget(asked.node)
+        self.count["clients/rejected"] += 1
+        self.count[f"clients/rejected/{rejected.reason}"] += 1
+        self.nodes.note(
+            f"round {self.t + 1}: client {asked.node.number} (node {asked.node.id}) of "
+            f"'{self.name(asked.population)}' is left out ({rejected.reason}): {rejected}"
+        )
+
+    def counted(self) -> dict[str, int]:
+        asked = sum(map(len, self.cohorts))
+        return {"clients/asked": asked, "clients/accepted": 0, "clients/rejected": 0, **self.count}
+
+    def bytes(self) -> tuple[float, float]:
+        asked = sum(map(len, self.cohorts))
+        return self.down / max(asked, 1), self.up / max(self.received, 1)
+
+    def ordered(self) -> list[list[tuple[Mapping[str, np.ndarray], Upload]]]:
+        """Per population, the uploads in the order of the cohort, each with its rows of tables."""
+        return [
+            [(nodes[place].rows, got[place]) for place in sorted(got)]
+            for nodes, got in zip(self.cohorts, self.uploads, strict=True)
+        ]
 
 
-def content(reply: Message) -> RecordDict:
-    """A reply's content, or Rejected with the reason for there being none. What a client's error
-    says is not repeated: its data may be in it."""
-    if reply.has_error():
-        code = reply.error.code
-        raise Rejected(REASONS.get(code, "error"), f"it failed (code {code} of Flower's)")
-    return reply.content
+def with_rows(
+    upload: Upload, rows: Mapping[str, np.ndarray], tables: Mapping[str, Table]
+) -> Upload:
+    """The upload of a client with its rows of tables, padded to a power of two: each size is
+    compiled."""
+    if not rows:
+        return upload
+    whole = {name: table.rows for name, table in tables.items()}
+    size = {name: min(1 << (len(ids) - 1).bit_length(), whole[name]) for name, ids in rows.items()}
+    ids = {
+        n: np.concatenate([held, np.full(size[n] - len(held), whole[n], np.int32)])
+        for n, held in rows.items()
+    }
+    pad = lambda a, k: np.concatenate([a, np.zeros((k - len(a), *a.shape[1:]), a.dtype)])  # noqa: E731
+    return upload._replace(delta=on_named(pad, size, upload.delta), rows=ids)

@@ -53,18 +53,18 @@ def arrays(tree: Any) -> ArrayRecord:
     return ArrayRecord({name: array(leaf) for name, leaf in named.items()})
 
 
-def parsed(given: Any, like: Any) -> np.ndarray:
+def parsed(given: Any, like: Any, name: str) -> np.ndarray:
     """The array of a record, which must be like `like` (a shape and a dtype)."""
     dtype, shape = np.dtype(like.dtype), tuple(like.shape)
     if not isinstance(given, Array) or given.stype != FORMAT:
-        raise Rejected("malformed", "an array is not in the expected form")
+        raise Rejected("malformed", f"'{name}' is not in the expected form")
     if given.dtype != str(dtype):
-        raise Rejected("dtype", f"an array has dtype {given.dtype[:20]}, expected {dtype}")
+        raise Rejected("dtype", f"'{name}' has another dtype than {dtype}")
     if tuple(given.shape) != shape:
-        raise Rejected("shape", f"an array has shape {str(given.shape)[:60]}, expected {shape}")
+        raise Rejected("shape", f"'{name}' has another shape than {shape}")
     size = dtype.itemsize * math.prod(shape)
     if len(given.data) != size:
-        raise Rejected("size", f"an array has {len(given.data)} bytes, expected {size}")
+        raise Rejected("size", f"'{name}' has {len(given.data)} bytes, expected {size}")
     return np.frombuffer(given.data, dtype).reshape(shape)
 
 
@@ -73,7 +73,7 @@ def parsed_tree(record: Any, like: Any) -> Any:
     expected = named_leaves(like)
     if not isinstance(record, ArrayRecord) or set(record) != set(expected):
         raise Rejected("malformed", "a record has other arrays than expected, or none")
-    leaves = [parsed(record[name], leaf) for name, leaf in expected.items()]
+    leaves = [parsed(record[name], leaf, name) for name, leaf in expected.items()]
     return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 
@@ -122,7 +122,7 @@ def parsed_hello(
         count = given[name].shape[0] if len(given[name].shape) == 1 else 0
         if not 0 < count <= table.rows:
             raise Rejected("shape", f"it names {count} rows of '{name}'")
-        ids = parsed(given[name], jax.ShapeDtypeStruct((count,), np.int32))
+        ids = parsed(given[name], jax.ShapeDtypeStruct((count,), np.int32), name)
         if ids.min() < 0 or ids.max() >= table.rows or len(np.unique(ids)) < count:
             raise Rejected("malformed", f"it names rows that '{name}' has not, or some twice")
         found[name] = ids

@@ -14,8 +14,8 @@ from flwr.serverapp import Grid
 
 from mixfl.engine.cohort import cohort
 from mixfl.flower.config import Deployment
-from mixfl.flower.exchange import Clock, content, pause, pull
 from mixfl.flower.messages import Rejected, parsed_hello
+from mixfl.flower.replies import Clock, content, pause, pull
 from mixfl.problem import Problem
 from mixfl.settings import Settings
 from mixfl.sparse import Table
@@ -121,7 +121,8 @@ class Nodes:
 
     def _take(self, message: str, node: int, reply: Message) -> None:
         meta = reply.metadata
-        if meta.reply_to_message_id != message or message not in self.asked:
+        forged = reply.has_content() and meta.src_node_id != node
+        if meta.reply_to_message_id != message or message not in self.asked or forged:
             return
         population, number, rows = parsed_hello(content(reply), self.tables)
         self.known[node] = Node(node, population, number, rows)

@@ -10,7 +10,6 @@ same bits each time.
 """
 
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +18,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flwr.app import Message
 from flwr.serverapp import Grid
 
 from mixfl.algorithm import Algorithm, Batches, ClientFeed, Recipe, Upload
@@ -28,9 +26,9 @@ from mixfl.engine.feeding import Draws
 from mixfl.engine.round import finite
 from mixfl.engine.simulator import RoundResult, check_params
 from mixfl.flower.config import Deployment, chosen
-from mixfl.flower.exchange import Clock, content, pause, pull
-from mixfl.flower.messages import Rejected, cut_shapes, parsed_upload, sent_bytes, task
-from mixfl.flower.nodes import Node, Nodes
+from mixfl.flower.exchange import Exchange, with_rows
+from mixfl.flower.nodes import Nodes
+from mixfl.flower.replies import Clock
 from mixfl.problem import Params, Problem
 from mixfl.runs.config import Plan
 from mixfl.runs.directory import OPERATION
@@ -38,7 +36,6 @@ from mixfl.runs.programs import keep_programs
 from mixfl.runs.progress import Quiet, reporter
 from mixfl.runs.training import Result, run
 from mixfl.sparse import add_rows, row_sparse, zeros_for
-from mixfl.trees import on_named
 
 LONGEST_PAUSE = 60.0  # seconds after a failed round
 
@@ -74,12 +71,6 @@ class DeployedPlan(Plan):
 
     def simulator(self):
         return DeployedEngine(self)
-
-
-class Asked(NamedTuple):
-    node: Node
-    population: int
-    place: int  # in the cohort
 
 
 class Programs(NamedTuple):
@@ -143,8 +134,8 @@ class DeployedEngine:
             return state, {**info, "clients/rejected": 0}
         cohorts = self.nodes.cohorts(t)
         messages = programs.broadcast(state, drawn)
-        exchange = Exchange(self, t, programs, messages, cohorts)
-        exchange.push()
+        exchange = Exchange(self.nodes, t, cohorts, programs.like)
+        exchange.push(messages)
         # The clients train meanwhile.
         central = jax.block_until_ready(programs.central(state, drawn))
         exchange.pull()
@@ -161,8 +152,16 @@ class DeployedEngine:
             self._failed(t, short)
             return state, {**counts, "rounds/failed": 1, "finite": True}
         self.failures = 0
-        state, info = programs.update(state, messages, exchange.sums(), central)
+        sums = [self._sums(programs, j, uploads) for j, uploads in enumerate(exchange.ordered())]
+        state, info = programs.update(state, messages, sums, central)
         return state, {**info, **counts}
+
+    def _sums(self, programs: Programs, j: int, uploads) -> Any:
+        """Over the clients of a population."""
+        sums, tables = programs.zeros[j], self.nodes.tables[self.problem.populations[j].name]
+        for rows, upload in uploads:
+            sums = programs.add(sums, with_rows(upload, rows, tables))
+        return sums
 
     def _failed(self, t: int, short: list[str]) -> None:
         seconds = min(2.0**self.failures, LONGEST_PAUSE)
@@ -214,133 +213,3 @@ class DeployedEngine:
 
     def _model(self) -> Params:
         return self.problem.init(jax.random.key(self.s.seed))
-
-
-class Exchange:
-    """One round's messages and replies."""
-
-    def __init__(self, engine: DeployedEngine, t: int, programs: Programs, messages, cohorts):
-        self.engine, self.t, self.programs = engine, t, programs
-        self.messages = [jax.tree.map(np.asarray, message) for message in messages]
-        self.cohorts: list[list[Node]] = cohorts
-        self.asked: dict[str, Asked] = {}
-        self.outstanding: dict[str, Asked] = {}
-        self.uploads: list[dict[int, Upload]] = [{} for _ in cohorts]  # by place in the cohort
-        self.down, self.up, self.received = 0, 0, 0
-        self.count: Counter[str] = Counter()
-
-    def push(self) -> None:
-        """Flower gives up a message, and its reply, after the round's deadline."""
-        engine, ttl = self.engine, self.engine.d.round_deadline
-        self.until = engine.clock.monotonic() + ttl
-        for j, (message, nodes) in enumerate(zip(self.messages, self.cohorts, strict=True)):
-            shared = task(self.t, message, {}) if not engine.nodes.tables[self.name(j)] else None
-            for place, node in enumerate(nodes):
-                what = shared or task(self.t, message, node.rows)
-                sent = Message(what, node.id, "train", ttl=ttl, group_id=str(self.t))
-                self.down += sent_bytes(sent)
-                ids = list(engine.grid.push_messages([sent]))  # one at a time: their memory
-                asked = Asked(node, j, place)
-                if ids and ids[0]:
-                    self.asked[ids[0]] = asked
-                else:
-                    self.reject(asked, Rejected("unsent", "the message could not be sent"))
-        self.outstanding = dict(self.asked)
-
-    def name(self, j: int) -> str:
-        return self.engine.problem.populations[j].name
-
-    def pull(self) -> None:
-        """Until all replies are there, or enough, or the deadline has passed."""
-        clock, wanted = self.engine.clock, self.engine.s.cohort_size
-        while self.outstanding:
-            for message, asked in list(self.outstanding.items()):
-                try:
-                    for reply in pull(self.engine.grid, message):
-                        self.take(reply)
-                except Rejected as rejected:  # not readable
-                    self.outstanding.pop(message)
-                    self.reject(asked, rejected)
-            if all(len(got) >= wanted for got in self.uploads):
-                break
-            if self.outstanding:
-                if clock.monotonic() >= self.until:
-                    break
-                clock.sleep(pause(len(self.outstanding)))
-        for asked in self.outstanding.values():
-            if len(self.uploads[asked.population]) >= wanted:
-                self.count["clients/surplus"] += 1
-            else:
-                self.reject(asked, Rejected("late", "no reply before the deadline"))
-
-    def take(self, reply: Message) -> None:
-        answered = reply.metadata.reply_to_message_id
-        asked = self.asked.get(answered)
-        forged = asked and reply.has_content() and reply.metadata.src_node_id != asked.node.id
-        if asked is None or forged:
-            self.count["replies/unknown"] += 1
-            return
-        if answered not in self.outstanding:
-            self.count["replies/duplicate"] += 1
-            return
-        del self.outstanding[answered]
-        if reply.has_content():
-            self.up += sent_bytes(reply)
-            self.received += 1
-        got = self.uploads[asked.population]
-        if len(got) >= self.engine.s.cohort_size:
-            self.count["clients/surplus"] += 1
-            return
-        try:
-            like = self.programs.like[asked.population]
-            like = like._replace(delta=cut_shapes(like.delta, asked.node.rows))
-            e = self.engine
-            got[asked.place] = parsed_upload(content(reply), like, e.s, e.d.max_update_norm)
-            self.count["clients/accepted"] += 1
-        except Rejected as rejected:
-            self.reject(asked, rejected)
-
-    def reject(self, asked: Asked, rejected: Rejected) -> None:
-        if rejected.reason == "stale":
-            self.engine.nodes.forget(asked.node)
-        self.count["clients/rejected"] += 1
-        self.count[f"clients/rejected/{rejected.reason}"] += 1
-        self.engine.note(
-            f"round {self.t + 1}: client {asked.node.number} (node {asked.node.id}) of "
-            f"'{self.name(asked.population)}' is left out ({rejected.reason}): {rejected}"
-        )
-
-    def counted(self) -> dict[str, int]:
-        asked = sum(map(len, self.cohorts))
-        return {"clients/asked": asked, "clients/accepted": 0, "clients/rejected": 0, **self.count}
-
-    def bytes(self) -> tuple[float, float]:
-        asked = sum(map(len, self.cohorts))
-        return self.down / max(asked, 1), self.up / max(self.received, 1)
-
-    def sums(self) -> list[Any]:
-        found = []
-        for j, got in enumerate(self.uploads):
-            sums = self.programs.zeros[j]
-            for place in sorted(got):
-                rows = self.cohorts[j][place].rows
-                sums = self.programs.add(sums, with_rows(got[place], rows, self.whole(j)))
-            found.append(sums)
-        return found
-
-    def whole(self, j: int) -> dict[str, int]:
-        return {name: t.rows for name, t in self.engine.nodes.tables[self.name(j)].items()}
-
-
-def with_rows(upload: Upload, rows: Mapping[str, np.ndarray], whole: Mapping[str, int]) -> Upload:
-    """The upload of a client with its rows of tables, padded to a power of two: each size is
-    compiled."""
-    if not rows:
-        return upload
-    size = {name: min(1 << (len(ids) - 1).bit_length(), whole[name]) for name, ids in rows.items()}
-    ids = {
-        n: np.concatenate([held, np.full(size[n] - len(held), whole[n], np.int32)])
-        for n, held in rows.items()
-    }
-    pad = lambda a, k: np.concatenate([a, np.zeros((k - len(a), *a.shape[1:]), a.dtype)])  # noqa: E731
-    return upload._replace(delta=on_named(pad, size, upload.delta), rows=ids)

@@ -380,8 +380,9 @@ class Training:
                 self.directory.set_status("finished", self.s.rounds)
         rejected = self.counts["clients/rejected"]
         if rejected:
-            reasons = _reasons(self.counts) or "not finite"
-            self.report.note(f"{rejected} client updates were left out: {reasons}")
+            reasons = _reasons(self.counts)
+            why = f"were left out ({reasons})" if reasons else "were not finite and were left out"
+            self.report.note(f"{rejected} client updates {why}")
         return Result(params, self.rows, self.config, rejected)
 
 

@@ -67,6 +67,8 @@ class Sweep:
     label: str = ""
     text: str = ""
     log_x: bool = True
+    log: bool = False  # whether the y axis begins as a logarithm
+    series: Sequence[Series] = ()  # the runs behind it
 
 
 @dataclass(frozen=True)
@@ -109,7 +111,7 @@ class Document:
         found: dict[str, Trial] = {}
         for section in self.sections:
             for part in section.parts:
-                if isinstance(part, Curves):
+                if not isinstance(part, Table):
                     for series in part.series:
                         found.update({t.name: t for t in series.trials})
         return list(found.values())

@@ -56,6 +56,7 @@ def page(document: Document) -> str:
         "thinned": f" (every {data['every']}th row)" if data["every"] > 1 else "",
         "count": str(len(data["runs"])),
         "style": (HERE / "page.css").read_text(),
+        "plot": (HERE / "plot.js").read_text(),
         "script": (HERE / "page.js").read_text(),
         "plotly": (HERE / "vendor" / "plotly-basic.min.js").read_text(),
         "data": _json(data),
@@ -228,7 +229,7 @@ def _sweep(part: Sweep) -> dict[str, Any]:
     ]
     return {
         "kind": "sweep",
-        "log": False,
+        "log": part.log,
         "x": part.x,
         "panels": [{"metric": part.y, "title": metric_title(part.y), "cap": None, "words": ""}],
         "log_x": part.log_x and all(p.x > 0 for line in part.lines for p in line.points),

@@ -1,0 +1,52 @@
+"""Fetching replies from Flower, and telling what became of them."""
+
+from collections.abc import Iterable
+from typing import Protocol
+
+import httpx
+from flwr.app import Message, RecordDict
+from flwr.common.constant import ErrorCode
+from flwr.serverapp import Grid
+
+from mixfl.flower.messages import Rejected
+
+REASONS = {  # Flower's error codes, as words for the metrics
+    ErrorCode.LOAD_CLIENT_APP_EXCEPTION: "not_loaded",
+    ErrorCode.CLIENT_APP_RAISED_EXCEPTION: "failed",
+    ErrorCode.MESSAGE_UNAVAILABLE: "late",
+    ErrorCode.REPLY_MESSAGE_UNAVAILABLE: "late",
+    ErrorCode.NODE_UNAVAILABLE: "gone",
+    ErrorCode.CLIENT_APP_CRASHED: "crashed",
+}
+
+
+class Clock(Protocol):
+    """The module `time`, or a test's own."""
+
+    def monotonic(self) -> float: ...
+    def sleep(self, seconds: float, /) -> None: ...
+
+
+def pull(grid: Grid, message_id: str) -> Iterable[Message]:
+    """The replies to one message. One at a time: a reply that Flower can't even read is an error
+    of the whole call."""
+    try:
+        return grid.pull_messages([message_id])
+    except (httpx.HTTPError, OSError):  # the connection's, not the reply's
+        raise
+    except Exception as error:
+        raise Rejected("malformed", f"its reply can't be read ({type(error).__name__})") from None
+
+
+def pause(outstanding: int) -> float:
+    """Seconds between two looks for replies."""
+    return min(3.0, max(0.1, 0.02 * outstanding))
+
+
+def content(reply: Message) -> RecordDict:
+    """A reply's content, or Rejected with the reason for there being none. What a client's error
+    says is not repeated: its data may be in it."""
+    if reply.has_error():
+        code = reply.error.code
+        raise Rejected(REASONS.get(code, "error"), f"it failed (code {code} of Flower's)")
+    return reply.content
