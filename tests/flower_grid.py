@@ -15,6 +15,7 @@ from flwr.supercore.inflatable.inflatable_object import (
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.task_identity import TaskIdentity
 
+TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1  # of every message here
 FIRST_NODE = 1000
 # A fault makes of a message and its good reply what really comes: (seconds later, reply) each.
 Fault = Callable[[Message, Callable[[], Message]], list[tuple[float, Message]]]
@@ -44,9 +45,6 @@ class InProcess(Grid):
     events: list = field(default_factory=list)
     sent: dict[str, Message] = field(default_factory=dict)
     under_way: dict[str, list] = field(default_factory=dict)  # message -> (when, reply)
-
-    def __post_init__(self):
-        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
 
     def set_run(self, run): ...
 
