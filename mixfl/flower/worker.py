@@ -76,8 +76,10 @@ def watch(address: str, secret: Path | None = None, with_parent: bool = False) -
             if worker is None or worker.poll() is not None or code != found.task.fab_hash:
                 _end(worker)
                 worker, code = _started(address), found.task.fab_hash
-            worker.stdin.write(f"{found.token}\n")
-            worker.stdin.flush()
+            try:
+                print(found.token, file=worker.stdin, flush=True)
+            except BrokenPipeError:  # it has just died; Flower gives the message up
+                pass
     except KeyboardInterrupt:
         pass
     finally:
