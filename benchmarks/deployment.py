@@ -55,6 +55,7 @@ class Deployment:
         self.address = f"127.0.0.1:{free_port()}"
         self.ports = {f"node-{n}": free_port() for n in range(1, nodes + 1)}
         self.processes: dict[str, subprocess.Popen] = {}
+        self.started: dict[str, float] = {}  # when
         self.own: dict[str, dict[str, str]] = {}  # environment of single processes
         self.flwr_home = folder / ".flwr"
 
@@ -99,6 +100,7 @@ class Deployment:
         else:
             command = [f"./{name}.sh", *options]
         environment = {**self.own.get(name, {}), **environment}
+        self.started[name] = time.monotonic()
         with open(self.log_file(name), "ab") as log:
             self.processes[name] = subprocess.Popen(
                 command, cwd=self.folder, env=self.environment(**environment), stdout=log,
@@ -111,6 +113,14 @@ class Deployment:
         process = self.processes[name]
         process.kill()
         process.wait()
+
+    def tend(self) -> None:
+        """Starts nodes again that have ended, as systemd would: the SuperLink refuses one that was
+        killed until it has noticed."""
+        for name, process in list(self.processes.items()):
+            due = time.monotonic() > self.started[name] + 10
+            if name.startswith("node-") and process.poll() is not None and due:
+                self.start(name)
 
     def log_file(self, name: str) -> Path:
         return self.folder / "logs" / f"{name}.log"

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import mixfl
-from benchmarks.deployment import Deployment
+from benchmarks.deployment import HUNG, Deployment
 
 pytestmark = pytest.mark.flower
 
@@ -72,13 +72,11 @@ def disturbed(deployment: Deployment, config: dict, kills: int) -> list[list[dic
     run, kept = deployment.run(**config), []
     for i, victim in enumerate(victims[:kills]):
         due = 1 + i * (config["rounds"] - 1) // kills
-        deployment.wait_until(
-            lambda due=due: len(recorded(deployment.folder)) >= due, f"round {due}"
-        )
+        tended(deployment, lambda due=due: len(recorded(deployment.folder)) >= due, f"round {due}")
         kept.append(recorded(deployment.folder))
         node = f"node-{rng.integers(1, deployment.nodes + 1)}"
         if victim == "worker":
-            deployment.wait_until(lambda node=node: deployment.worker(node), f"{node} has a worker")
+            tended(deployment, lambda node=node: deployment.worker(node), f"{node} has a worker")
             os.kill(deployment.worker(node), signal.SIGKILL)
         elif victim == "server":
             deployment.wait_until(deployment.server_process, "the run has a server")
@@ -89,10 +87,19 @@ def disturbed(deployment: Deployment, config: dict, kills: int) -> list[list[dic
             name = node if victim == "node" else victim
             deployment.kill(name)
             deployment.start(name)
-    ended = deployment.finished(run, seconds=config["rounds"] * 120)
+    tended(deployment, lambda: deployment.server_process() is None, "the end", HUNG * kills)
+    ended = deployment.finished(run)
     deployment.server_told = deployment.told(run)
     assert ended == "finished:completed", deployment.server_told
     return kept
+
+
+def tended(deployment: Deployment, true, what: str, seconds: float = HUNG) -> None:
+    def look():
+        deployment.tend()
+        return true()
+
+    deployment.wait_until(look, what, seconds)
 
 
 def check_counts(lines: list[dict], disturbed: list[int]) -> None:

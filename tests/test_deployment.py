@@ -71,7 +71,7 @@ def test_row_sparse_movie(deployment):
         (["--root-certificates", "keys/ca.crt"], "must be registered"),
         (["--root-certificates", "other/ca.crt", "--auth-supernode-private-key", "keys/node-1"],
          "CERTIFICATE_VERIFY_FAILED"),
-        (["--insecure"], "Server disconnected"),
+        (["--insecure"], "could not establish a connection"),
     ],
     ids=["unregistered key", "no key", "another CA", "no TLS"],
 )  # fmt: skip

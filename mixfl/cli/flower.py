@@ -44,12 +44,12 @@ def keys(folder, nodes, hosts):
 @click.argument("address")
 @click.option("--secret", type=click.Path(path_type=Path, exists=True), metavar="FILE",
               help="As flower-supernode's --superexec-auth-secret-file.")  # fmt: skip
-@click.option("--parent-pid", type=int, metavar="PID", help="End with this process.")
-def worker(address, secret, parent_pid):
+@click.option("--with-parent", is_flag=True, help="End with the process that starts it.")
+def worker(address, secret, with_parent):
     """Answer the messages of the SuperNode whose Runtime API is at ADDRESS (host:port)."""
     from mixfl.flower.worker import watch
 
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
         raise MixflError(f"{address}: expected host:port, such as 127.0.0.1:9094.")
-    watch(address, secret, parent_pid)
+    watch(address, secret, with_parent)

@@ -30,7 +30,6 @@ try:
     from flwr.common.constant import ErrorCode, SubStatus
     from flwr.proto.runtime_pb2 import AcquireTaskRequest
     from flwr.supercore import log
-    from flwr.supercore.app_utils import start_parent_process_monitor
     from flwr.supercore.constant import TaskType
     from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
     from flwr.supercore.interceptors import (
@@ -56,10 +55,11 @@ PATIENCE = 3.0  # times the seconds that the server waits for an answer
 ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 
 
-def watch(address: str, secret: Path | None = None, parent: int | None = None) -> None:
-    """Serves the SuperNode whose Runtime API is at `address`, until the process `parent` ends."""
-    if parent is not None:
-        start_parent_process_monitor(parent)
+def watch(address: str, secret: Path | None = None, with_parent: bool = False) -> None:
+    """Serves the SuperNode whose Runtime API is at `address`; `with_parent`: until the process
+    ends that started this one."""
+    if with_parent:
+        threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     acquire = SuperExecAuthHttpInterceptor(
         master_secret=secret.read_bytes(), protected_methods=frozenset({ACQUIRE})
@@ -76,13 +76,20 @@ def watch(address: str, secret: Path | None = None, parent: int | None = None) -
             if worker is None or worker.poll() is not None or code != found.task.fab_hash:
                 _end(worker)
                 worker, code = _started(address), found.task.fab_hash
-            assert worker.stdin
-            worker.stdin.write(f"{found.token}\n")
-            worker.stdin.flush()
+            try:
+                print(found.token, file=worker.stdin, flush=True)
+            except BrokenPipeError:  # it has just died; Flower gives the message up
+                pass
     except KeyboardInterrupt:
         pass
     finally:
         _end(worker)
+
+
+def _end_with(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.2)
+    os._exit(0)  # the worker ends with its standard input
 
 
 def _started(address: str) -> subprocess.Popen:

@@ -6,7 +6,7 @@ cd "$(dirname "$0")"
 number="$1"
 port="${PORT:-$((9093 + number))}" # on this machine only, for the worker
 if [ "${WORKER:-yes}" = yes ]; then
-    mixfl flower worker "127.0.0.1:$port" --secret "keys/node-$number.secret" --parent-pid $$ &
+    mixfl flower worker "127.0.0.1:$port" --secret "keys/node-$number.secret" --with-parent &
     set -- --isolation process --superexec-auth-secret-file "keys/node-$number.secret"
 else # Flower's own way, a process per message
     set -- --isolation subprocess
