@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo chromium test test-flower test-all check lint bench bench-peers growth lock clean
+.PHONY: demo chromium test test-flower test-chaos test-all check lint bench bench-peers growth lock clean
 
 # Installed once, and again when the project's files or the pinned versions change.
 .venv/ready: pyproject.toml constraints.txt
@@ -40,6 +40,10 @@ test: .venv/complete chromium
 # A SuperLink and three SuperNodes as real processes, one test at a time: they share the cores.
 test-flower: .venv/complete
 	$(BIN)/python -m pytest -q -m 'flower and not slow'
+
+# The same with everything killed at random, for some minutes.
+test-chaos: .venv/complete
+	$(BIN)/python -m pytest -q tests/test_chaos.py -k short
 
 test-all: .venv/complete chromium
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'not flower'

@@ -1,5 +1,5 @@
 """Training through everything that can go wrong: answers that are malformed, late or none, nodes,
-workers, the SuperLink and the server killed at random. Real processes: `make test-flower`."""
+workers, the SuperLink and the server killed at random. Real processes: `make test-chaos`."""
 
 import json
 import os
@@ -16,14 +16,10 @@ import pytest
 import mixfl
 from benchmarks.deployment import HUNG, Deployment
 
-pytestmark = pytest.mark.flower
+pytestmark = [pytest.mark.flower, pytest.mark.slow]
 
 
-@pytest.mark.parametrize(
-    ("rounds", "kills"),
-    [(8, 4), pytest.param(40, 30, marks=pytest.mark.slow)],
-    ids=["short", "long"],
-)
+@pytest.mark.parametrize(("rounds", "kills"), [(8, 4), (40, 30)], ids=["short", "long"])
 def test_training_survives(tmp_path, rounds, kills):
     project = tmp_path / "project"
     with Deployment(project) as deployment:

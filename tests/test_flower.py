@@ -129,13 +129,19 @@ ADAM = dict(server_opt="adam(eps=1e-3)", server_lr=0.05)
 MIXED = ("fedavg", "pt", "1wgt", "2wgt")
 SAME = [
     *(("two terms", a, ADAM) for a in MIXED),
-    *(("two populations", a, {}) for a in MIXED),
+    ("two populations", "2wgt", {}),
     *(("tables", a, {}) for a in MIXED),
-    ("a table of one population of two", "2wgt", {}),
-    ("two terms", "2wgt", dict(client_opt="sgd(momentum=0.5)", weighting="uniform")),
     ("two terms", "central", {}),
-    ("two terms", "pretrain", {}),
-    ("tables", "baseline", {}),
+    *(
+        pytest.param(*case, marks=pytest.mark.slow)
+        for case in [
+            *(("two populations", a, {}) for a in MIXED[:3]),
+            ("a table of one population of two", "2wgt", {}),
+            ("two terms", "2wgt", dict(client_opt="sgd(momentum=0.5)", weighting="uniform")),
+            ("two terms", "pretrain", {}),
+            ("tables", "baseline", {}),
+        ]
+    ),
 ]
 
 

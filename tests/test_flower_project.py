@@ -21,7 +21,9 @@ from mixfl.flower.new import TASKS, write_project
 from mixfl.tasks import find
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize(
+    "task", ["smile", *(pytest.param(t, marks=pytest.mark.slow) for t in TASKS if t != "smile")]
+)
 def test_project_trains(tmp_path, task):
     write_project(tmp_path / "project", task)
     problem = find(f"{tmp_path}/project/app.py:simulation").build({}, None)

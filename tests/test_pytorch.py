@@ -91,7 +91,7 @@ def deploy(kind, **given):
         ("pt", {}),
         ("1wgt", {}),
         ("2wgt", {}),
-        ("2wgt", dict(client_opt="sgd(momentum=0.5)")),
+        pytest.param("2wgt", dict(client_opt="sgd(momentum=0.5)"), marks=pytest.mark.slow),
         ("1wgt", dict(client_opt="adam(eps=1e-3)", client_lr=0.05)),
     ],
 )

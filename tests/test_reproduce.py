@@ -244,6 +244,7 @@ metrics = ["eval/loss"]
 """
 
 
+@pytest.mark.slow
 def test_full_says_how_long_it_takes_is_stopped_and_goes_on(tmp_path):
     """With a file of one's own."""
     (tmp_path / "slow.py").write_text(SLOW)

@@ -126,6 +126,7 @@ def test_a_sweep_killed_ten_times_ends_with_the_same_table(tmp_path, whole):
     check_kills(tmp_path, whole, 10)
 
 
+@pytest.mark.slow
 def test_interrupted_it_says_how_to_go_on(tmp_path, whole):
     out = tmp_path / "stopped"
     process = subprocess.Popen(
@@ -148,6 +149,7 @@ def tiny_trials(n, **keys):
     ]
 
 
+@pytest.mark.slow
 def test_two_commands_may_work_on_the_same_results(tmp_path):
     trials = tiny_trials(4)
     code = (
@@ -249,6 +251,7 @@ def test_trials_of_all_algorithms_have_the_same_cohorts_and_batches():
 # Choosing
 
 
+@pytest.mark.slow
 def test_a_sweep_of_a_task_chooses_on_validation_data(tmp_path):
     small = dict(image_size=8, clients=40, per_client=6, hidden=4, cohort_size=5, eval_every=2)
     ended = subprocess.run(
