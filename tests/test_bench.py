@@ -155,6 +155,7 @@ def test_plot(tmp_path):
     assert (tmp_path / "plot.png").stat().st_size > 1000
 
 
+@pytest.mark.slow
 def test_trials_side_by_side_are_those_made_alone():
     """Every way of `benchmarks.trials` trains the same models."""
     found = {}

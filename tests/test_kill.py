@@ -48,6 +48,9 @@ def check(arguments, env) -> str:
     return done.stderr
 
 
+QUICK = ("fedavg", "pt", "2wgt")
+
+
 @pytest.fixture(scope="module")
 def env(tmp_path_factory):
     """A compilation cache that all processes share, to start sooner."""
@@ -58,14 +61,12 @@ def env(tmp_path_factory):
     }
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory, env):
-    """The folder with uninterrupted runs of all algorithms."""
+@pytest.fixture
+def whole(tmp_path_factory, env, algorithm):
+    """The folder with an uninterrupted run of the algorithm."""
     out = tmp_path_factory.mktemp("whole")
-    others = [a for a in ALGORITHMS if a != "baseline"]
-    for several in (others, ["baseline"]):
-        compare = [str(MIXFL), "compare", task(several[0]), "--algorithms", ",".join(several)]
-        check([*compare, "--jobs", "1", "--out", str(out), *settings(several)], env)
+    compare = [str(MIXFL), "compare", task(algorithm), "--algorithms", algorithm]
+    check([*compare, "--jobs", "1", "--out", str(out), *settings([algorithm])], env)
     return out
 
 
@@ -135,7 +136,10 @@ def test_there_are_at_least_twenty_kills_of_all_algorithms():
     assert sum(map(len, PLAN.values())) >= 20
 
 
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize(
+    "algorithm",
+    [a if a in QUICK else pytest.param(a, marks=pytest.mark.slow) for a in ALGORITHMS],
+)
 def test_killed_and_resumed_equals_uninterrupted(algorithm, whole, tmp_path, env):
     chance = random.Random(algorithm)
     outs = [tmp_path / "run0"]

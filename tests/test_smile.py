@@ -58,6 +58,7 @@ def test_difficulty_makes_the_faces_harder_to_tell_apart():
     assert auc(0.0) > auc(0.5) + 0.01 > auc(1.0) + 0.03
 
 
+@pytest.mark.slow
 def test_the_demo_shows_the_papers_effect(tmp_path):
     """`make demo`'s own comparison: FL alone fails, mixed FL reaches the oracle."""
     ids, problems = ["fedavg", "pt", "1wgt", "2wgt", "oracle"], {}

@@ -385,6 +385,7 @@ def divided():
     )
 
 
+@pytest.mark.slow
 def test_diagnose_says_whether_dividing_a_population_pays(divided):
     s = Settings(**divided.settings)
     by_kind = diagnose(divided, s, budget=1, column="kind").splits[0]
