@@ -7,8 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mixfl import ClientData, Federated
+from mixfl import ClientData, Federated, Problem, Settings, steps
 from mixfl.algorithm import Batches
+from mixfl.algorithms import ALGORITHMS
+from mixfl.engine import Simulator
 from mixfl.lookups import Additions, by_lookups
 from mixfl.optimizers import make
 from mixfl.steps import add, gradient
@@ -111,3 +113,16 @@ def test_bfloat16_stays_bfloat16():
     _, g = gradient(by_lookups(term(mean_of_rows), ["table"]), x, Batches(DATA, MASK))
     found, _ = make("sgd", 0.3).step(x, g, (), 1.0)
     assert found["table"].dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize(("tables", "taken"), [("auto", True), ("dense", False)])
+def test_row_sparse_clients_take_such_steps(tables, taken, monkeypatch):
+    calls, original = [], steps.looked_up
+    monkeypatch.setattr(steps, "looked_up", lambda *given: calls.append(1) or original(*given))
+    problem = Problem(lambda key: jax.tree.map(jnp.asarray, X), [term(mean_of_rows)])
+    s = Settings(rounds=1, cohort_size=1, client_batch=2, local_steps=2, client_lr=0.1, devices=1,
+                 tables=tables)  # fmt: skip
+    simulator = Simulator(problem, ALGORITHMS["fedavg"].build(problem, s), s)
+    (result,) = simulator.rounds(simulator.init(), 0, 1)
+    assert bool(calls) == taken
+    assert np.isfinite(result.state.x["table"]).all()
