@@ -77,16 +77,16 @@ def products() -> dict[str, float]:
 
     rng = np.random.default_rng(0)
     S, K, B, D, H = 100, 2, 5, 84 * 84 * 3, 64
-    images = jnp.asarray(rng.integers(0, 256, (S, K, B, D), dtype=np.uint8))
+    images = jnp.asarray(rng.integers(0, 256, (S * K * B, D), dtype=np.uint8))
     w = jnp.asarray(rng.normal(size=(D, H)), jnp.float32)
     c = jnp.asarray(rng.normal(size=(S * K * B, H)), jnp.float32)
     x = jax.jit(lambda u: u.astype(jnp.float32) / 255)(images)
     parts = {
         "images to numbers, X W": (
-            lambda u, w: (u.astype(jnp.float32) / 255).reshape(-1, D) @ w, images, w
+            lambda u, w: (u.astype(jnp.float32) / 255) @ w, images, w
         ),
-        "products of a client's steps": (gram, x),
-        "X'C": (lambda c, x: c.T @ x.reshape(-1, D), c, x),
+        "products of a client's steps": (lambda x: gram(x, S, K), x),
+        "X'C": (lambda c, x: c.T @ x, c, x),
     }  # fmt: skip
     calls = {}
     for name, (function, *arguments) in parts.items():

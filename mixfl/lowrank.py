@@ -132,26 +132,31 @@ def low_rank(term: Federated, message: Message, clients: ClientFeed,
     x, aug = named_leaves(message.x), None if message.aug is None else named_leaves(message.aug)
     find = traced.function(list(traced.data.values()), [v.inputs for v in layers.values()])
     found = jax.vmap(jax.vmap(find))(*(data[k] for k in traced.data))
-    inputs = dict(zip(layers, found, strict=True))  # [clients, steps, rows, D] each
+    # [clients * steps * rows, D] each. All that needs them takes them in this shape: in another one
+    # XLA would compute them once more.
+    inputs = {n: a.reshape(-1, a.shape[-1]) for n, a in zip(layers, found, strict=True)}
 
     def products(weight: str) -> Products:
         x_i, layer = inputs[weight], layers[weight]
 
         def times(w):
-            product = x_i.reshape(-1, x_i.shape[-1]) @ (w.T if layer.transposed else w)
+            product = x_i @ (w.T if layer.transposed else w)
             return product.reshape(count, steps, layer.rows, layer.width)
 
         return Products(
-            times(x[weight]), None if aug is None else times(aug[weight]), gram(x_i),
+            times(x[weight]), None if aug is None else times(aug[weight]),
+            gram(x_i, count, steps),
             jnp.broadcast_to(jnp.arange(steps), (count, steps)),
         )  # fmt: skip
 
     def whole(weight: str, stacked: Local, without=None):
         x_i, layer = inputs[weight], layers[weight]
         if without is not None:  # their inputs may not be finite
-            x_i = jnp.where(without[:, None, None, None], 0, x_i)
-        total = stacked.c.reshape(-1, layer.width).T @ x_i.reshape(-1, x_i.shape[-1])
-        total = total if layer.transposed else total.T
+            x_i = jnp.where(jnp.repeat(without, steps * layer.rows)[:, None], 0, x_i)
+        total = stacked.c.reshape(-1, layer.width).T @ x_i
+        if not layer.transposed:
+            # Turned afterwards: the product is faster in this form, which XLA would undo.
+            total = jax.lax.optimization_barrier(total).T
         return total if aug is None else total + jnp.sum(stacked.g) * aug[weight]
 
     def local(tree, g: float):
@@ -173,20 +178,23 @@ def low_rank(term: Federated, message: Message, clients: ClientFeed,
     )
 
 
-def gram(x):
-    """Of inputs [clients, steps, rows, D], the products of a client's steps with those before:
+def gram(x, clients: int, steps: int):
+    """Of inputs [clients * steps * rows, D], the products of a client's steps with those before:
     [clients, steps, rows, steps - 1, rows]. The first step has none, and its part is 0."""
-    steps, rows = x.shape[1:3]
+    own = len(x) // clients
+    rows = own // steps
     if steps == 1:
-        return jnp.zeros((len(x), 1, rows, 0, rows))
+        return jnp.zeros((clients, 1, rows, 0, rows))
 
-    def one(_, x):
-        later, sooner = x[1:].reshape(-1, x.shape[-1]), x[:-1].reshape(-1, x.shape[-1])
+    def one(_, i):
+        sooner, later = (
+            jax.lax.dynamic_slice_in_dim(x, own * i + begin, own - rows) for begin in (0, rows)
+        )
         found = (later @ sooner.T).reshape(steps - 1, rows, steps - 1, rows)
         return None, jnp.pad(found, [(1, 0), (0, 0), (0, 0), (0, 0)])
 
     # A loop, as products of batches are slow on CPUs; several at once can use several cores.
-    return jax.lax.scan(one, None, x, unroll=UNROLL)[1]
+    return jax.lax.scan(one, None, jnp.arange(clients), unroll=UNROLL)[1]
 
 
 def local_loss(loss, weights, batch) -> Callable:

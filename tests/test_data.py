@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 
+import jax
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -71,6 +72,15 @@ def test_sorted_arrays_are_not_copied():
     x = np.arange(1000, dtype=np.float32)
     data = mixfl.ClientData.from_arrays({"x": x}, client=np.arange(1000) // 7)
     assert np.shares_memory(data.examples.columns["x"].parts[0], x)
+
+
+def test_what_is_read_is_used_in_place():
+    """XLA copies arrays that begin at other addresses."""
+    examples = example_clients().examples
+    for n in range(1, 20):
+        for name, a in examples.take(np.arange(n)).items():
+            held = jax.device_put(a)
+            assert held.unsafe_buffer_pointer() == a.ctypes.data, (name, n)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ columns through an index of rows, so that a subset needs no copy. Reading touche
 rows asked for.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,8 @@ from typing import Any
 import numpy as np
 
 from mixfl.errors import MixflError
+
+ALIGNMENT = 64  # bytes
 
 
 class Column:
@@ -29,7 +32,7 @@ class Column:
         return int(self.starts[-1])
 
     def take(self, rows: np.ndarray) -> np.ndarray:
-        out = np.empty((len(rows), *self.shape), self.dtype)
+        out = aligned((len(rows), *self.shape), self.dtype)
         if len(self.parts) == 1:
             return np.take(self.parts[0], rows, axis=0, out=out, mode="clip")
         where = np.searchsorted(self.starts, rows, side="right") - 1
@@ -39,6 +42,15 @@ class Column:
             at = order[ends[i] : ends[i + 1]]
             out[at] = np.take(self.parts[i], rows[at] - self.starts[i], axis=0, mode="clip")
         return out
+
+
+def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """An empty array that XLA can use in place: of others it makes a copy (7 % of a smile round's
+    time)."""
+    size = math.prod(shape) * dtype.itemsize
+    room = np.empty(size + ALIGNMENT, np.uint8)
+    start = -room.ctypes.data % ALIGNMENT
+    return room[start : start + size].view(dtype).reshape(shape)
 
 
 @dataclass(frozen=True, eq=False)
