@@ -148,11 +148,18 @@ def plot(found: Sequence[Mapping], path: Path) -> None:
             f"{r['engine']} {r['algorithm']}" if r["engine"] == "mixfl" else r["engine"]
             for r in of_task
         ]
-        color = ["#c44e52" if r["engine"] == "mixfl" else "#8c8c8c" for r in of_task]
-        axis.barh(names, ms, xerr=[r["ms_spread"] for r in of_task], color=color, ecolor="#333333")
+        # Points: on a log scale the length of a bar says nothing.
+        for mine, color in ((True, "#0072b2"), (False, "#8c8c8c")):
+            y = [i for i, r in enumerate(of_task) if (r["engine"] == "mixfl") == mine]
+            spread = [of_task[i]["ms_spread"] for i in y]
+            axis.errorbar([ms[i] for i in y], y, xerr=spread, fmt="o", color=color, markersize=7)
+        axis.set_yticks(range(len(names)), names)
         axis.set(xscale="log", title=task, xlabel="ms per round (less is better)")
-        axis.set_xlim(min(ms) / 2, max(ms) * 5)
+        axis.set_xlim(min(ms) / 1.6, max(ms) * 3)
+        axis.xaxis.set_major_formatter("{x:,.0f}")
         axis.xaxis.set_minor_formatter(NullFormatter())
+        axis.grid(color="#e5e5e5")
+        axis.set_axisbelow(True)
         for y, value in enumerate(ms):
             text = f"{value:.3g}" if value < 1000 else f"{value:,.0f}"
             axis.annotate(text, (value, y), xytext=(12, 0), textcoords="offset points",
