@@ -179,6 +179,14 @@ def test_evaluation_counts_characters(monkeypatch, tmp_path):
     assert predicted_unknown  # or the rule was not tested
 
 
+def test_of_equal_logits_one_is_drawn_by_lot():
+    """A model that knows nothing is as accurate as a guess, not always right or always wrong."""
+    table = np.arange(6, dtype=np.int32)
+    x = jax.tree.map(np.zeros_like, char_model.init(jax.random.key(0), 6, 3, 4, 1.0))
+    _, right, count = text.sums(x, np.array([[2, 3, 4, UNKNOWN, 5, 0]], np.uint8), table)
+    assert (float(right), float(count)) == (pytest.approx(3 / 6), 4)
+
+
 def test_held_out_clients_and_articles_are_not_trained_on():
     p = text.problem(text.Options(**SMALL))
     for term, name in zip(p.terms, ("federated", "central"), strict=True):
