@@ -81,31 +81,33 @@ def test_the_same_folder_for_other_settings_is_refused(whole):
     assert "--resume" in ended.stderr
 
 
-def kill_after(seconds: float, out) -> bool:
-    """Starts the sweep and kills its first process; its workers see to themselves. False if it
-    ended before."""
+def recorded(out) -> int:
+    """Lines of metrics of all its runs."""
+    return sum(len(file.read_text().splitlines()) for file in out.glob("*/*/metrics.jsonl"))
+
+
+def kill_after(lines: int, out) -> None:
+    """Starts the sweep, and kills its first process once so many more lines are recorded; its
+    workers see to themselves."""
+    before = recorded(out)
     process = subprocess.Popen(
         [*SWEEP, "--out", str(out), "--resume"], stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    try:
-        process.wait(seconds)
-        assert process.returncode == 0, process.stderr.read()
-        return False
-    except subprocess.TimeoutExpired:
+    with process:
+        while recorded(out) < before + lines:
+            assert process.poll() is None, process.stderr.read()
+            time.sleep(0.01)
+        assert process.poll() is None, process.stderr.read()
         process.send_signal(signal.SIGKILL)
-        process.wait()
-        return True
-    finally:
-        process.stderr.close()
 
 
-def check_kills(tmp_path, whole, kills):
-    chance, out, killed = random.Random(3), tmp_path / "killed", 0
-    for _ in range(kills):
-        killed += kill_after(chance.uniform(1.5, 6), out)
+@pytest.mark.parametrize("kills", [2, pytest.param(10, marks=pytest.mark.slow)])
+def test_a_sweep_killed_and_restarted_ends_with_the_same_table(tmp_path, whole, kills):
+    chance, out = random.Random(3), tmp_path / "killed"
+    for _ in range(kills):  # 24 lines in all, if nothing was lost
+        kill_after(chance.randint(0, 2), out)
     end = swept(out, "--resume")
-    assert killed
     assert table(end.stdout) == table(whole[1])
     for folder in sorted(p.parent for p in whole[0].rglob("metrics.jsonl")):
         other = out / folder.relative_to(whole[0])
@@ -115,15 +117,6 @@ def check_kills(tmp_path, whole, kills):
             for f in (folder, other)
         ]  # fmt: skip
         assert kept[0] == kept[1]
-
-
-def test_a_sweep_killed_and_restarted_ends_with_the_same_table(tmp_path, whole):
-    check_kills(tmp_path, whole, 2)
-
-
-@pytest.mark.slow
-def test_a_sweep_killed_ten_times_ends_with_the_same_table(tmp_path, whole):
-    check_kills(tmp_path, whole, 10)
 
 
 @pytest.mark.slow

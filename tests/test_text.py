@@ -66,7 +66,18 @@ def single(p):
     return jax.tree.map(lambda a: np.asarray(a, np.float32), p)
 
 
-def test_loss_is_that_of_a_plain_gru_averaged_over_a_sequences_characters():
+@pytest.fixture(params=["plain", "turned"])
+def layout(request, monkeypatch):
+    """Of the states: small batches of many units are turned, few would be too."""
+    if request.param == "turned":
+        monkeypatch.setattr(char_model, "WIDE", 1)
+    called, states = [], char_model._states
+    monkeypatch.setattr(char_model, "_states", lambda *a: called.append(a[-1]) or states(*a))
+    yield
+    assert set(called) == {0 if request.param == "turned" else 1}
+
+
+def test_loss_is_that_of_a_plain_gru_averaged_over_a_sequences_characters(layout):
     v = Vocabulary(tuple("abc "))
     p = random_model(len(v))
     batch = points("abcab", "ca", "cab ab cab ba", "aXa")
@@ -76,7 +87,7 @@ def test_loss_is_that_of_a_plain_gru_averaged_over_a_sequences_characters():
         assert value == pytest.approx(slow_losses(p, ids)[0].mean(), rel=1e-5)
 
 
-def test_gradient_is_that_of_finite_differences():
+def test_gradient_is_that_of_finite_differences(layout):
     v = Vocabulary(tuple("abc "))
     p = random_model(len(v))
     batch = points("abcab", "cab ab cab ba")[:2]
@@ -100,7 +111,7 @@ def test_gradient_is_that_of_finite_differences():
             )
 
 
-def test_padding_changes_nothing():
+def test_padding_changes_nothing(layout):
     v = Vocabulary(tuple("abc "))
     p = single(random_model(len(v)))
     batch = points("abcab", "bca c", length=6)

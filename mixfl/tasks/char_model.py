@@ -118,7 +118,7 @@ def _forward(x, u, b_u, axis):
 
 def _backward(axis, residuals, d_h):
     before, kept, u = residuals  # before: the state that each step began with
-    turned = jax.lax.optimization_barrier(u.T)
+    turned = jax.lax.optimization_barrier(u.T)  # once: XLA would turn it in every step
 
     def step(d, at):
         d_here, h, (z, r, c, a_h) = at
