@@ -114,7 +114,8 @@ class Recipe:
 RUN_KEYS = frozenset({"rounds", "seed", "eval_every", "checkpoint_every", "devices", "measure"})
 CLIENT_KEYS = frozenset(
     {"cohort_size", "client_batch", "local_steps", "client_lr", "client_opt", "weighting",
-     "cohort_chunk", "server_lr", "server_opt", "w_f", "tables", "first_layer"}
+     "cohort_chunk", "server_lr", "server_opt", "w_f", "clip", "aggregation", "trim", "tables",
+     "first_layer"}
 )  # fmt: skip
 BATCH_KEYS = frozenset({"central_batch", "central_chunk", "w_c"})
 CENTRAL_KEYS = BATCH_KEYS | {"central_steps", "central_lr", "central_opt"}

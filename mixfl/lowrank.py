@@ -52,7 +52,7 @@ class Products(NamedTuple):
 
     base: Any  # X_k W_0, [rows, width]
     aug: Any  # X_k G, or None
-    gram: Any  # X_k X_j' for the steps j but the last, [rows, steps - 1, rows]
+    gram: Any  # X_k X_j' for the steps j (but the last, where not asked for), [rows, steps, rows]
     step: Any  # k
 
 
@@ -122,8 +122,9 @@ class Cohort(NamedTuple):
 
 
 def low_rank(term: Federated, message: Message, clients: ClientFeed,
-             weights: Collection[str]) -> Cohort:  # fmt: skip
-    """`clients` has the feeds of all, [clients, ...]; `weights` names the layers."""
+             weights: Collection[str], norms: bool = False) -> Cohort:  # fmt: skip
+    """`clients` has the feeds of all, [clients, ...]; `weights` names the layers; with `norms`, a
+    client can tell the norm of its change."""
     data, mask = clients.batches
     count, steps = mask.shape[:2]
     batch = {k: jax.ShapeDtypeStruct(a.shape[2:], a.dtype) for k, a in data.items()}
@@ -145,7 +146,7 @@ def low_rank(term: Federated, message: Message, clients: ClientFeed,
 
         return Products(
             times(x[weight]), None if aug is None else times(aug[weight]),
-            gram(x_i, count, steps),
+            gram(x_i, count, steps, norms),
             jnp.broadcast_to(jnp.arange(steps), (count, steps)),
         )  # fmt: skip
 
@@ -178,11 +179,19 @@ def low_rank(term: Federated, message: Message, clients: ClientFeed,
     )
 
 
-def gram(x, clients: int, steps: int):
+def gram(x, clients: int, steps: int, whole: bool = False):
     """Of inputs [clients * steps * rows, D], the products of a client's steps with those before:
-    [clients, steps, rows, steps - 1, rows]. The first step has none, and its part is 0."""
+    [clients, steps, rows, steps - 1, rows]. The first step has none, and its part is 0. With
+    `whole`, those of all steps with all: [clients, steps, rows, steps, rows]."""
     own = len(x) // clients
     rows = own // steps
+    if whole:
+
+        def every(_, i):
+            x_i = jax.lax.dynamic_slice_in_dim(x, own * i, own)
+            return None, (x_i @ x_i.T).reshape(steps, rows, steps, rows)
+
+        return jax.lax.scan(every, None, jnp.arange(clients), unroll=UNROLL)[1]
     if steps == 1:
         return jnp.zeros((clients, 1, rows, 0, rows))
 
@@ -225,7 +234,7 @@ def local_loss(loss, weights, batch) -> Callable:
 def product(w: Local, p: Products):
     """X_k W. Its derivative is that of W in the form of Local: the gradient X_k' D has D as the
     part of C that belongs to step k, and no part along G."""
-    z = p.base + jnp.einsum("bjc,jch->bh", p.gram, w.c[:-1])
+    z = p.base + jnp.einsum("bjc,jch->bh", p.gram, w.c[: p.gram.shape[1]])
     return z if p.aug is None else z + w.g * p.aug
 
 

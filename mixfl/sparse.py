@@ -87,7 +87,9 @@ def why_dense(algorithm: Algorithm, s: Settings) -> str | None:
     """Why tables are dense in this run, or None where a client's own rows are all it needs."""
     if s.tables == "dense":
         return "tables = dense"
-    if not algorithm.feed.own:
+    if s.aggregation != "mean":
+        reason = f"aggregation = {s.aggregation} compares the whole changes of all clients"
+    elif not algorithm.feed.own:
         reason = "the clients' steps of this algorithm use rows beyond those in their own data"
     elif not make(s.client_opt, s.client_lr).plain:
         reason = f"client_opt = {s.client_opt} also moves rows that are not in a client's data"

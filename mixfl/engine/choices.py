@@ -7,7 +7,7 @@ import jax
 from mixfl.algorithm import Algorithm
 from mixfl.engine import processes
 from mixfl.engine.feeding import Feeder
-from mixfl.engine.round import small_model
+from mixfl.engine.summing import small_model
 from mixfl.errors import MixflError
 from mixfl.lowrank import first_layers, pays
 from mixfl.optimizers import make
@@ -46,6 +46,7 @@ def low_rank_layers(
         return {}
     found: dict[str, list[str]] = {}
     exact = algorithm.feed.own and make(s.client_opt, s.client_lr).plain
+    exact = exact and s.aggregation == "mean"
     for term, rows, steps in zip(problem.populations, feeder.batch, feeder.steps, strict=True):
         try:
             layers = first_layers(term, x, rows)
@@ -57,8 +58,8 @@ def low_rank_layers(
     if s.first_layer == "low-rank" and not found:
         raise MixflError(
             "first_layer = low-rank, but no loss has a dense layer on raw inputs whose weights are "
-            "used nowhere else, or the clients' steps are not plain SGD on their own loss. Set "
-            "first_layer = auto."
+            "used nowhere else, the clients' steps are not plain SGD on their own loss, or the "
+            "aggregation is not the mean. Set first_layer = auto."
         )
     return found
 
@@ -72,6 +73,8 @@ def choose_devices(
     layers) and where there are no clients; all but one for small models, where reading takes nearly
     as long as training; otherwise all."""
     available, count = processes.available(), jax.process_count()
+    if s.aggregation != "mean" and algorithm.feed.clients:
+        return _one_device(s, count)
     if s.devices == "auto":
         if jax.default_backend() != "cpu":
             return available
@@ -96,3 +99,14 @@ def choose_devices(
             f"of a program ({os.cpu_count()} cores here)."
         )
     return s.devices
+
+
+def _one_device(s: Settings, processes: int) -> int:
+    """Where all uploads of a cohort are held at once."""
+    chunked = s.cohort_chunk != "auto" and s.cohort_chunk < s.cohort_size
+    if processes > 1 or s.devices not in ("auto", 1) or chunked:
+        raise MixflError(
+            f"aggregation = {s.aggregation} compares the changes of all clients in one place: set "
+            "devices = 1 and leave cohort_chunk out, and train in one process."
+        )
+    return 1

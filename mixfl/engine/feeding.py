@@ -115,6 +115,7 @@ class Feeder(Draws):
         )  # fmt: skip
         most = own[1] * max(1, CHUNK_BYTES // per_client)
         most = most if s.cohort_chunk == "auto" else s.cohort_chunk
+        most = most if s.aggregation == "mean" else s.cohort_size  # compared with each other
         # Chunks as equal as can be, each with equal parts for the devices.
         chunks = -(-s.cohort_size // most)
         self.chunk = -(-s.cohort_size // (chunks * devices)) * devices

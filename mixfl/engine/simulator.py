@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from mixfl.aggregation.clipping import histories
 from mixfl.algorithm import Algorithm
 from mixfl.engine.choices import (
     choose_devices,
@@ -17,7 +18,7 @@ from mixfl.engine.choices import (
     row_sparse_tables,
 )  # fmt: skip
 from mixfl.engine.feeding import Feeder, Prefetch
-from mixfl.engine.round import Round
+from mixfl.engine.round import Round, State
 from mixfl.errors import MixflError
 from mixfl.problem import Params, Problem
 from mixfl.settings import Settings
@@ -88,7 +89,8 @@ class Simulator:
     def state(self, x: Params) -> Any:
         """The state before the first round from the model x."""
         # Own copies: the round donates its input, and states may share arrays with each other.
-        return jax.tree.map(lambda a: jax.numpy.array(a, copy=True), self.algorithm.init(x))
+        inner = jax.tree.map(lambda a: jax.numpy.array(a, copy=True), self.algorithm.init(x))
+        return State(inner, histories(self.problem, self.algorithm, self.s))
 
     def at(self, round: int) -> Algorithm:
         return self.algorithm.phase(round) if self.algorithm.phase else self.algorithm
@@ -97,8 +99,9 @@ class Simulator:
         if algorithm not in self.programs:
             tell = self._chunk_done if self.long(algorithm) else None
             self.programs[algorithm] = Round(
-                algorithm, self.problem, self.devices, tell, self.low_rank, self.tables
-            )
+                algorithm, self.problem, self.devices, tell, self.low_rank, self.tables,
+                self.s,
+            )  # fmt: skip
         return self.programs[algorithm]
 
     def long(self, algorithm: Algorithm) -> int:
@@ -156,14 +159,15 @@ class Simulator:
         progress.clients = self.s.cohort_size
         self.within(*progress.tell())
         messages = program.begin(state, drawn)
-        carry = program.empty(messages, piece.clients)
+        carry, norms = program.empty(messages, piece.clients, state.norms), []
         while True:
-            carry = program.accumulate(carry, messages, piece.clients)
+            carry, more = program.accumulate(carry, messages, piece.clients, state.norms)
+            norms.append(more)
             jax.block_until_ready(carry.rejected)  # a chunk's memory at a time
             progress.clients_done = min(progress.clients_done + self.feeder.chunk, progress.clients)
             self.within(*progress.tell())
             if piece.last:
-                return program.finish(state, drawn, messages, carry)
+                return program.finish(state, drawn, messages, carry, norms)
             piece = self._next(pieces, program)
 
     def _next(self, pieces, program: Round):
@@ -212,7 +216,7 @@ class Simulator:
     def _message_bytes(self, algorithm: Algorithm, round: int) -> list[tuple]:
         """Per population, bytes down and up: without rows of tables, and by table, per row."""
         piece = next(iter(self.feeder.pieces(algorithm, round)))
-        messages = jax.eval_shape(algorithm.broadcast, self.shapes(), piece.drawn)
+        messages = jax.eval_shape(algorithm.broadcast, self.shapes().algorithm, piece.drawn)
         found = []
         for term, message, feed in zip(
             self.problem.populations, messages, piece.clients, strict=True

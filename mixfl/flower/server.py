@@ -20,11 +20,14 @@ import jax.numpy as jnp
 import numpy as np
 from flwr.serverapp import Grid
 
+from mixfl.aggregation.clipping import Clipping, Form, histories, remember
+from mixfl.aggregation.robust import robust_sums
 from mixfl.algorithm import Algorithm, Batches, ClientFeed, Recipe, Upload
 from mixfl.engine.choices import model_shapes, row_sparse_tables
 from mixfl.engine.feeding import Draws
-from mixfl.engine.round import finite
+from mixfl.engine.round import State
 from mixfl.engine.simulator import RoundResult, check_params
+from mixfl.engine.summing import finite
 from mixfl.flower.config import Deployment, chosen
 from mixfl.flower.exchange import Exchange, with_rows
 from mixfl.flower.nodes import Nodes
@@ -77,7 +80,9 @@ class Programs(NamedTuple):
     """The algorithm's functions, compiled."""
 
     broadcast: Any
-    add: Any  # sums, upload -> sums
+    norms: Any  # upload, message -> norms, [kinds]
+    add: Any  # sums, upload, message, norms, limits -> sums
+    robust: Any  # stacked uploads, message, norms before -> sums, clipped, norms
     central: Any
     update: Any
     like: list[Upload]  # per population, the shapes of an upload
@@ -96,6 +101,7 @@ class DeployedEngine:
         algorithm, x = plan.algorithm(), model_shapes(plan.problem)
         self.tables = row_sparse_tables(plan.problem, x, algorithm, self.s)
         self.algorithm = row_sparse(algorithm, plan.problem, self.s, self.tables)
+        self.clipping = Clipping(self.s)
         self.feeder = Draws(plan.problem, self.s)
         self.feeder.check_draws(self.at(0))
         self.nodes = Nodes(
@@ -109,7 +115,7 @@ class DeployedEngine:
     def init(self) -> Any:
         x = self.problem.init(jax.random.key(self.s.seed))
         check_params(x)
-        return self.algorithm.init(x)
+        return State(self.algorithm.init(x), histories(self.problem, self.algorithm, self.s))
 
     def shapes(self) -> Any:
         return jax.eval_shape(self.init)
@@ -130,14 +136,15 @@ class DeployedEngine:
         algorithm = self.at(t)
         programs, drawn = self._programs(algorithm), self.feeder.drawn(algorithm, t)
         if not algorithm.feed.clients:
-            state, info = programs.update(state, [], [], programs.central(state, drawn))
-            return state, {**info, "clients/rejected": 0}
+            central = programs.central(state.algorithm, drawn)
+            after, info = programs.update(state.algorithm, [], [], central)
+            return state._replace(algorithm=after), {**info, "clients/rejected": 0}
         cohorts = self.nodes.cohorts(t)
-        messages = programs.broadcast(state, drawn)
+        messages = programs.broadcast(state.algorithm, drawn)
         exchange = Exchange(self.nodes, t, cohorts, programs.like)
         exchange.push(messages)
         # The clients train meanwhile.
-        central = jax.block_until_ready(programs.central(state, drawn))
+        central = jax.block_until_ready(programs.central(state.algorithm, drawn))
         exchange.pull()
         self.bytes = exchange.bytes()
         counts = exchange.counted()
@@ -152,16 +159,37 @@ class DeployedEngine:
             self._failed(t, short)
             return state, {**counts, "rounds/failed": 1, "finite": True}
         self.failures = 0
-        sums = [self._sums(programs, j, uploads) for j, uploads in enumerate(exchange.ordered())]
-        state, info = programs.update(state, messages, sums, central)
-        return state, {**info, **counts}
+        sums, norms, clipped = [], [], 0
+        for j, uploads in enumerate(exchange.ordered()):
+            before = state.norms[j] if state.norms else None
+            sums_j, norms_j, clipped_j = self._sums(programs, j, uploads, messages[j], before)
+            sums.append(sums_j)
+            norms.append(norms_j)
+            clipped += clipped_j
+        after, info = programs.update(state.algorithm, messages, sums, central)
+        kept = tuple(map(remember, state.norms, norms)) if state.norms else ()
+        if state.norms:
+            counts["clients/clipped"] = clipped
+        return State(after, kept), {**info, **counts}
 
-    def _sums(self, programs: Programs, j: int, uploads) -> Any:
-        """Over the clients of a population."""
+    def _sums(self, programs: Programs, j: int, uploads, message, before) -> tuple[Any, Any, int]:
+        """Over the clients of a population, their norms, and how many were clipped."""
+        if self.s.aggregation != "mean":
+            stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *(u for _, u in uploads))
+            sums, clipped, norms = programs.robust(stacked, message, before)
+            return sums, norms, int(clipped)
         sums, tables = programs.zeros[j], self.nodes.tables[self.problem.populations[j].name]
-        for rows, upload in uploads:
-            sums = programs.add(sums, with_rows(upload, rows, tables))
-        return sums
+        uploads = [with_rows(upload, rows, tables) for rows, upload in uploads]
+        norms, limits, over = None, None, np.zeros(len(uploads), bool)
+        if before is not None:
+            found = [programs.norms(upload, message) for upload in uploads]
+            norms = jnp.stack(found, axis=1)
+            limits = self.clipping.current(before, norms)
+            over = np.any(np.asarray(norms) > np.asarray(limits)[:, None], axis=0)
+        for i, upload in enumerate(uploads):
+            own = None if norms is None else norms[:, i]
+            sums = programs.add(sums, upload, message, own, limits)
+        return sums, norms, int(over.sum())
 
     def _failed(self, t: int, short: list[str]) -> None:
         seconds = min(2.0**self.failures, LONGEST_PAUSE)
@@ -177,16 +205,32 @@ class DeployedEngine:
             like = self._uploads() if algorithm.feed.clients else []
             zeros = [zeros_for(jax.eval_shape(algorithm.summand, upload)) for upload in like]
 
-            def add(sums, upload):
+            def form(upload):
+                tables = {n: t.rows for held in self.nodes.tables.values() for n, t in held.items()}
+                return Form({n: ids < tables[n] for n, ids in (upload.rows or {}).items()})
+
+            def norms(upload, message):
+                return self.clipping.norms(upload, message, form(upload))
+
+            def add(sums, upload, message, own, limits):
+                if own is not None:
+                    upload = self.clipping.clipped(upload, message, own, limits, form(upload))
                 return add_rows(sums, algorithm.summand(upload))
+
+            def robust(uploads, message, before):
+                good, clipped, own = jnp.ones(len(uploads.steps), bool), 0, None
+                if before is not None:
+                    uploads, clipped, own = self.clipping.all_clipped(uploads, message, before)
+                found = robust_sums(self.s, algorithm.summand, uploads, message, good)
+                return found, clipped, own
 
             def update(state, messages, sums, central):
                 state, info = algorithm.update(state, messages, sums, central)
                 return state, {**info, "finite": finite(state)}
 
             self.programs[algorithm] = Programs(
-                jax.jit(algorithm.broadcast), jax.jit(add), jax.jit(algorithm.central),
-                jax.jit(update), like, zeros,
+                jax.jit(algorithm.broadcast), jax.jit(norms), jax.jit(add), jax.jit(robust),
+                jax.jit(algorithm.central), jax.jit(update), like, zeros,
             )  # fmt: skip
         return self.programs[algorithm]
 
