@@ -87,7 +87,7 @@ def together(simulator, way: str, fed):
     one = simulator.program(simulator.at(0))._whole
     if way == "vmap":
         # It would always run the second scan, which looks for updates that are not finite.
-        with mock.patch("mixfl.engine.round.finite", return_value=jnp.bool(True)):
+        with mock.patch("mixfl.engine.summing.finite", return_value=jnp.bool(True)):
             return jax.jit(jax.vmap(one), donate_argnums=0).lower(*fed).compile()
     mesh = Mesh(np.array(jax.devices()[: len(jax.tree.leaves(fed)[0])]), ("trials",))
 

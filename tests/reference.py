@@ -48,6 +48,7 @@ class Settings:
     central_opt: str = "sgd"
     merge_opt: str = "sgd"
     weighting: str = "examples"  # p_i: "examples", "steps" or "uniform"
+    clip: float | str = "auto"  # largest norm per step of a client's own part, or "off"
     pretrain_rounds: int = 0
 
 
@@ -115,9 +116,14 @@ def total(vectors: Iterable[Model], x: Model) -> Model:
     return sum(vectors, np.zeros_like(x))
 
 
-def constant(g: Model) -> Callable[..., Model]:
+class constant:  # noqa: N801
     """To add the same gradient in every step."""
-    return lambda *step: g
+
+    def __init__(self, g: Model):
+        self.g = g
+
+    def __call__(self, *step) -> Model:
+        return self.g
 
 
 @dataclass(frozen=True)
@@ -148,6 +154,49 @@ def cohort(term, x, clients, s, augment) -> list[Steps]:
         for i, batches in enumerate(clients)
         if batches
     ]
+
+
+class Clip:
+    """A population's: a client's own part, per step, is no longer than 3 times what the norms of
+    the last 32 rounds came to: the median of each round's upper quartile. So is, by a limit of its
+    own, the sum of gradients that is sent beside the change where ClientOpt is not plain SGD."""
+
+    def __init__(self, s: Settings):
+        self.s, self.before = s, ([], [])
+
+    def __call__(self, x: Model, clients: list[Steps], augment) -> list[Steps]:
+        if self.s.clip == "off":
+            return clients
+        carried = [self.carried(x, i.K, augment) for i in clients]
+        own = [i.delta - c for i, c in zip(clients, carried, strict=True)]
+        short = self.shortened(0, own, clients, None if self.s.clip == "auto" else self.s.clip)
+        grads = [i.own for i in clients]
+        if self.s.client_opt != "sgd":
+            grads = self.shortened(1, grads, clients, None)
+        return [
+            Steps(c + u, g, i.K, i.n)
+            for i, c, u, g in zip(clients, carried, short, grads, strict=True)
+        ]
+
+    def carried(self, x: Model, K: int, augment) -> Model:
+        """What K steps on the gradient that was sent, and on nothing else, would have done."""
+        if not isinstance(augment, constant):
+            return np.zeros_like(x)
+        opt, x_k = Optimizer(self.s.client_opt, self.s.client_lr), x
+        for _ in range(K):
+            x_k = opt.step(x_k, augment.g)
+        return x_k - x
+
+    def shortened(self, kind, vectors, clients, limit):
+        norms = [np.linalg.norm(v) / i.K for v, i in zip(vectors, clients, strict=True)]
+        before = self.before[kind]
+        known = list(before[-32:])
+        counted = sorted(n for n in norms if n > 0)
+        if counted:
+            before.append(counted[int(0.75 * (len(counted) - 1))])
+        if limit is None:
+            limit = 3 * np.median(known or before or [np.inf])
+        return [v * min(1, limit / max(n, 1e-300)) for v, n in zip(vectors, norms, strict=True)]
 
 
 def aggregate(x, clients: list[Steps], s) -> Model:
@@ -185,12 +234,14 @@ def drawn(r: Round, j: int) -> list[Batch]:
 
 def fedavg(terms, x, s, rounds, augmenting=lambda r, x, population: constant(np.zeros_like(x))):
     server = Optimizer(s.server_opt, s.server_lr)
+    clip = [Clip(s) for _ in terms]
     models = []
     for r in rounds:
         delta = np.zeros_like(x)
         for population, j in enumerate(places("federated", terms)):
             augment = augmenting(r, x, population)
             clients = cohort(terms[j], x, r.clients[population], s, augment)
+            clients = clip[j](x, clients, augment)
             delta = delta + aggregate(x, clients, s)
         x = server.step(x, -delta)
         models.append(x)
@@ -246,6 +297,7 @@ def algorithm_1(terms, x, s, rounds, auto_merge_lr, transfer):
     central = [Optimizer(s.central_opt, central_lr(s)) for _ in terms]  # one per central term
     merge = Optimizer(s.merge_opt, auto_merge_lr if s.merge_lr is None else s.merge_lr)
     gt = [np.zeros_like(x) for _ in terms]  # for pt they stay 0
+    clip = [Clip(s) for _ in terms]
     models = []
     for r in rounds:
         # What augments a term: the gt of all the others.
@@ -261,6 +313,7 @@ def algorithm_1(terms, x, s, rounds, auto_merge_lr, transfer):
 
         for population, j in enumerate(places("federated", terms)):
             clients = cohort(terms[j], x, r.clients[population], s, constant(aug[j]))
+            clients = clip[j](x, clients, constant(aug[j]))
             x_f = server[j].step(x, -aggregate(x, clients, s))
             delta_f = x_f - x
             delta = delta + delta_f

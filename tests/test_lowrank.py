@@ -14,7 +14,7 @@ import mixfl
 from mixfl import lowrank
 from mixfl.algorithms import ALGORITHMS
 from mixfl.engine import Simulator
-from mixfl.engine.round import group_size
+from mixfl.engine.summing import group_size
 
 WIDTH = 4
 MIXED = ("fedavg", "pt", "1wgt", "2wgt", "pretrain")
@@ -119,7 +119,7 @@ def test_low_rank_is_plain(name, variant):
 
 
 def test_a_large_rest_is_scanned(monkeypatch):
-    monkeypatch.setattr("mixfl.engine.round.SMALL_MODEL", 0)
+    monkeypatch.setattr("mixfl.engine.summing.SMALL_MODEL", 0)
     simulator, last = agree(problem(), "2wgt", settings(rounds=4), tolerance=1e-4)
     clients = next(iter(simulator.feeder.pieces(simulator.at(0), 0))).clients[0]
     assert group_size(len(clients.batches.mask), last.state.x, clients.rows) == 1

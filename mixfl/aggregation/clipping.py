@@ -37,11 +37,11 @@ KINDS = 2  # of norms: of the own part, and of the sum of gradients
 
 
 def histories(problem: Problem, algorithm: Algorithm, s: Settings) -> tuple:
-    """Per population, what is known before the first round: [kinds, rounds], NaN where there was
-    none. Nothing where clients are not clipped."""
+    """Per population, what is known before the first round: [kinds, rounds], 0 for a round that was
+    not. Nothing where clients are not clipped."""
     if s.clip == "off" or not algorithm.feed.clients:
         return ()
-    return tuple(jnp.full((KINDS, WINDOW), jnp.nan, jnp.float32) for _ in problem.populations)
+    return tuple(jnp.zeros((KINDS, WINDOW), jnp.float32) for _ in problem.populations)
 
 
 def remember(history, norms):
@@ -71,7 +71,7 @@ class Clipping:
 
     def limits(self, history) -> jax.Array:
         """The largest norm of each kind, [kinds]; infinite while nothing is known."""
-        found = MARGIN * jnp.nanmedian(history, axis=1)
+        found = MARGIN * jnp.nanmedian(jnp.where(history > 0, history, jnp.nan), axis=1)
         found = jnp.where(jnp.isnan(found), jnp.inf, found)
         return found if self.s.clip == "auto" else found.at[0].set(self.s.clip)
 
