@@ -46,7 +46,7 @@ def same_as_simulated(project: Path, out: Path, algorithm: str) -> None:
 def test_simulator_equals_deployment(deployment, algorithm):
     project = two_of_three(deployment.folder)
     out = project / "runs" / algorithm
-    run = deployment.run(rounds=ROUNDS, seed=3, algorithm=algorithm, out=str(out))
+    run = deployment.run(rounds=ROUNDS, seed=3, cohorts="seed", algorithm=algorithm, out=str(out))
     assert deployment.finished(run) == "finished:completed", deployment.told(run)
     same_as_simulated(project, out, algorithm)
     last = mixfl.load(out).metrics[-1]
@@ -58,7 +58,9 @@ def test_simulator_equals_deployment(deployment, algorithm):
 def test_row_sparse_movie(deployment):
     project = two_of_three(second_project(deployment, "movie"))
     out = project / "runs" / "2wgt"
-    run = deployment.run(project, rounds=ROUNDS, seed=3, algorithm="2wgt", out=str(out))
+    run = deployment.run(
+        project, rounds=ROUNDS, seed=3, cohorts="seed", algorithm="2wgt", out=str(out)
+    )
     assert deployment.finished(run) == "finished:completed", deployment.told(run)
     same_as_simulated(project, out, "2wgt")
 
