@@ -29,13 +29,17 @@ from mixfl.flower.replies import Clock
 
 LONGEST_CALL = 30.0  # seconds
 LONGEST_PAUSE = 20.0  # seconds between two tries
-REFUSED = 5  # times that the SuperLink may refuse a message's objects
+REFUSED = 5  # times that the SuperLink may refuse a message
 ANNOUNCEMENT = 1 << 20  # bytes of an announcement beside its objects' ids
 OTHER_ANSWER = 1 << 26  # bytes of any other answer of the SuperLink's
 
 
 class Unreachable(Exception):
     """The SuperLink does not answer, or not well, for now."""
+
+
+class Refused(Unreachable):
+    """It answers that it can't do it."""
 
 
 class TooLong(Exception):
@@ -65,7 +69,7 @@ class Link:
         while True:
             try:
                 return next(iter(self.call(self.grid.push_messages, [message])), None) or None
-            except ObjectPushError:
+            except (ObjectPushError, Refused):
                 refused += 1
             except Unreachable:
                 pass
@@ -96,7 +100,7 @@ class Link:
         except httpx.HTTPStatusError as error:
             if error.response.status_code in (401, 403):
                 raise ended() from None
-            raise Unreachable(f"status {error.response.status_code}") from None
+            raise Refused(f"status {error.response.status_code}") from None
         except RunNotRunningException:
             raise ended() from None
         except (httpx.HTTPError, OSError) as error:
