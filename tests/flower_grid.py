@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.common.constant import ErrorCode
+from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
@@ -61,6 +62,13 @@ class InProcess(Grid):
             for i in range(len(self.nodes))
             if i not in self.gone(self.clock.monotonic())
         ]
+
+    def get_nodes(self):
+        return [NodeInfo(node_id=i, public_key=self.key(i)) for i in self.get_node_ids()]
+
+    @staticmethod
+    def key(node):
+        return b"key of node %d" % node
 
     def push_messages(self, messages):
         ids = []

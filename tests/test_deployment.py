@@ -24,10 +24,11 @@ def deployment(tmp_path_factory):
 
 
 def two_of_three(project: Path) -> Path:
-    """Cohorts smaller than the population, so that it counts who is in them."""
+    """Cohorts smaller than the population, so that it counts who is in them: the simulator's."""
     file, section = project / "pyproject.toml", "[tool.flwr.app.config]\n"
-    text = file.read_text().replace("cohort_size = 2\n", "")
-    file.write_text(text.replace(section, f"{section}cohort_size = 2\n"))
+    ours = 'cohort_size = 2\ncohorts = "seed"\n'
+    text = file.read_text().replace(ours, "")
+    file.write_text(text.replace(section, section + ours))
     return project
 
 
@@ -93,3 +94,21 @@ def test_refused(deployment, options, told):
 def online(deployment) -> set[str]:
     listed = json.loads(deployment.flwr("supernode", "list", "--format", "json"))
     return {node["node-id"] for node in listed["nodes"] if node["status"] == "online"}
+
+
+def test_nodes_are_known_by_their_keys(deployment):
+    """Node 3's key is not in the list of populations: it takes no part."""
+    project = two_of_three(second_project(deployment, "text"))
+    file = deployment.folder / "keys" / "populations.toml"
+    file.write_text('node-1 = {population = "federated", number = 0}\nnode-2 = "federated"\n')
+    settings = project / "pyproject.toml"
+    section = "[tool.flwr.app.config]\n"
+    text = settings.read_text().replace("min_clients = 3", "min_clients = 2")
+    settings.write_text(text.replace(section, f'{section}populations = "{file}"\n'))
+    out = project / "runs" / "listed"
+    run = deployment.run(project, rounds=2, algorithm="fedavg", out=str(out))
+    assert deployment.finished(run) == "finished:completed", deployment.told(run)
+    assert mixfl.load(out).metrics[-1]["clients/accepted"] == 4
+    assert "its key is of no population" in deployment.told(run)
+    kept = json.loads((out / "deployment.json").read_text())
+    assert [number for _, number, _ in kept["numbers"]] == [0, 1]

@@ -107,10 +107,10 @@ def deploy(problem="two terms", out=None, grid=None, nodes=None, **given):
     """A run over the in-process grid: its result, the grid and what was said."""
     options = {k: given.pop(k) for k in ("faults", "gone") if k in given}
     there, every = placed(problem)
-    run_config = SETTINGS | given
+    run_config = SETTINGS | {"cohorts": "seed"} | given  # the simulator's
     grid = grid or InProcess(mixfl.flower.client_app(there), nodes or every, run_config, **options)
     notes = Notes()
-    plan = server.deployed(there, grid, run_config, notes, grid.clock)
+    plan = server.deployed(there, grid, run_config, notes, grid.clock, out)
     return run(plan, out, True, notes), grid, notes.lines
 
 
@@ -461,7 +461,7 @@ def test_the_apps_of_a_project(tmp_path):
     """A project of two files, as Flower starts it: by name, with its own clock."""
     _, nodes = placed("two terms")
     config = SETTINGS | dict(
-        rounds=2, out=str(tmp_path / "run"), algorithm="1wgt", **{"own.key": 1}
+        rounds=2, out=str(tmp_path / "run"), algorithm="1wgt", cohorts="seed", **{"own.key": 1}
     )
     grid = InProcess(mixfl.flower.client_app("test_flower:named"), nodes, config, time)
     app = mixfl.flower.server_app("test_flower:named")

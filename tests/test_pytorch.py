@@ -79,7 +79,7 @@ def problem(kind: str) -> tuple[mixfl.Problem, list[dict]]:
 
 def deploy(kind, **given):
     there, nodes = problem(kind)
-    config = SETTINGS | given
+    config = SETTINGS | {"cohorts": "seed"} | given
     grid = InProcess(mixfl.flower.client_app(there), nodes, config)
     return run(server.deployed(there, grid, config, Notes(), grid.clock), None, True, Notes())
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from mixfl.algorithm import Recipe
 from mixfl.algorithms import recipe
-from mixfl.errors import MixflError
+from mixfl.errors import MixflError, unknown
 from mixfl.problem import Problem
 from mixfl.settings import KEYS, Settings, check_keys, checked, key
 
@@ -22,6 +22,7 @@ ELSEWHERE = {  # what can't be done here, and why
 }
 # What a client node or the server has no choice in.
 UNUSED = frozenset({"cohort_chunk", "devices", "first_layer", "measure"})
+COHORTS = ("secret", "seed")
 
 
 @dataclass(frozen=True)
@@ -47,12 +48,20 @@ class Deployment:
     max_update_norm: float = key(
         1e6, "norm of a client's change above which it is left out", kind=float, above=0
     )
+    cohorts: str = key(
+        "secret", "drawn from a secret of the server's, or from seed as in the simulator", kind=str
+    )
+    populations: str = key(
+        "", "file at the server with each node's population, by its key", kind=str
+    )
 
     def __post_init__(self):
         for f in dataclasses.fields(self):
             object.__setattr__(self, f.name, checked(f, getattr(self, f.name)))
         if self.min_replies > 1:
             raise MixflError(f"min_replies = {self.min_replies}: it is a share, at most 1.")
+        if self.cohorts not in COHORTS:
+            raise unknown("value of cohorts:", self.cohorts, COHORTS)
 
 
 DEPLOYMENT_KEYS = {f.name: f for f in dataclasses.fields(Deployment)}

@@ -9,9 +9,11 @@ import numpy as np
 from flwr.app import Message
 
 from mixfl.algorithm import Upload
+from mixfl.flower.bounds import upload_bounds
+from mixfl.flower.link import Unreachable
 from mixfl.flower.messages import Rejected, cut_shapes, parsed_upload, sent_bytes, task
 from mixfl.flower.nodes import Node, Nodes
-from mixfl.flower.replies import content, pause, pull
+from mixfl.flower.replies import content, pause
 from mixfl.sparse import Table
 from mixfl.trees import on_named
 
@@ -20,6 +22,7 @@ class Asked(NamedTuple):
     node: Node
     population: int
     place: int  # in the cohort
+    like: Upload  # the shapes of its upload
 
 
 class Exchange:
@@ -32,6 +35,7 @@ class Exchange:
         self.uploads: list[dict[int, Upload]] = [{} for _ in cohorts]  # by place in the cohort
         self.down, self.up, self.received = 0, 0, 0
         self.count: Counter[str] = Counter()
+        self.away = False  # was the SuperLink, for a while
 
     def push(self, messages) -> None:
         """Flower gives up a message, and its reply, after the round's deadline."""
@@ -44,10 +48,11 @@ class Exchange:
                 what = shared or task(self.t, message, node.rows)
                 sent = Message(what, node.id, "train", ttl=ttl, group_id=str(self.t))
                 self.down += sent_bytes(sent)
-                ids = list(self.nodes.grid.push_messages([sent]))  # one at a time: their memory
-                asked = Asked(node, j, place)
-                if ids and ids[0]:
-                    self.asked[ids[0]] = asked
+                message_id = self.nodes.link.push(sent, self.until)  # one at a time: their memory
+                like = self.like[j]._replace(delta=cut_shapes(self.like[j].delta, node.rows))
+                asked = Asked(node, j, place, like)
+                if message_id:
+                    self.asked[message_id] = asked
                 else:
                     self.reject(asked, Rejected("unsent", "the message could not be sent"))
         self.outstanding = dict(self.asked)
@@ -59,24 +64,37 @@ class Exchange:
         """Until all replies are there, or enough, or the deadline has passed."""
         clock, wanted = self.nodes.clock, self.nodes.s.cohort_size
         while self.outstanding:
-            for message, asked in list(self.outstanding.items()):
-                try:
-                    for reply in pull(self.nodes.grid, message):
-                        self.take(reply)
-                except Rejected as rejected:  # not readable
-                    if self.outstanding.pop(message, None):
-                        self.reject(asked, rejected)
+            self._look()
             if all(len(got) >= wanted for got in self.uploads):
                 break
             if self.outstanding:
                 if clock.monotonic() >= self.until:
                     break
-                clock.sleep(pause(len(self.outstanding)))
-        for asked in self.outstanding.values():
+                clock.sleep(min(pause(len(self.outstanding)), self.until - clock.monotonic()))
+        for message, asked in self.outstanding.items():
+            self.nodes.link.abandon(message)
             if len(self.uploads[asked.population]) >= wanted:
                 self.count["clients/surplus"] += 1
             else:
                 self.reject(asked, Rejected("late", "no reply before the deadline"))
+        self.nodes.link.sweep()
+
+    def _look(self) -> None:
+        """Takes the replies that are there, each of at most the size that it may have."""
+        link = self.nodes.link
+        for message, asked in list(self.outstanding.items()):
+            if self.nodes.clock.monotonic() >= self.until:
+                return
+            try:
+                for reply in link.pull(message, upload_bounds(asked.like), self.until):
+                    self.take(reply)
+            except Unreachable:
+                self.away = True
+                return
+            except Rejected as rejected:  # too large, or not readable
+                if self.outstanding.pop(message, None):
+                    link.abandon(message)
+                    self.reject(asked, rejected)
 
     def take(self, reply: Message) -> None:
         answered = reply.metadata.reply_to_message_id
@@ -97,10 +115,10 @@ class Exchange:
             self.count["clients/surplus"] += 1
             return
         try:
-            like, n = self.like[asked.population], self.nodes
-            like = like._replace(delta=cut_shapes(like.delta, asked.node.rows))
-            got[asked.place] = parsed_upload(content(reply), like, n.s, n.d.max_update_norm)
+            n = self.nodes
+            got[asked.place] = parsed_upload(content(reply), asked.like, n.s, n.d.max_update_norm)
             self.count["clients/accepted"] += 1
+            n.good(asked.node)
         except Rejected as rejected:
             self.reject(asked, rejected)
 
@@ -113,10 +131,14 @@ class Exchange:
             f"round {self.t + 1}: client {asked.node.number} (node {asked.node.id}) of "
             f"'{self.name(asked.population)}' is left out ({rejected.reason}): {rejected}"
         )
+        if not (self.away and rejected.reason == "late"):
+            self.nodes.failed(asked.node, self.t, rejected.reason)
 
     def counted(self) -> dict[str, int]:
-        asked = sum(map(len, self.cohorts))
-        return {"clients/asked": asked, "clients/accepted": 0, "clients/rejected": 0, **self.count}
+        return {
+            "clients/asked": sum(map(len, self.cohorts)), "clients/accepted": 0,
+            "clients/rejected": 0, "clients/quarantined": self.nodes.quarantined, **self.count,
+        }  # fmt: skip
 
     def bytes(self) -> tuple[float, float]:
         asked = sum(map(len, self.cohorts))

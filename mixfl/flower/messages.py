@@ -5,10 +5,11 @@ what was expected (names, dtypes, shapes, and the length of the bytes) and then 
 lies: no memory is taken for it, and nothing is unpickled.
 """
 
+import functools
 import math
 import zlib
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -27,6 +28,7 @@ from mixfl.trees import named_leaves, on_named
 
 FORMAT = "mixfl.little-endian"
 LARGEST = float(np.finfo(np.float32).max)
+T = TypeVar("T")
 
 
 class Rejected(Exception):
@@ -35,6 +37,22 @@ class Rejected(Exception):
     def __init__(self, reason: str, detail: str):
         super().__init__(detail)
         self.reason = reason
+
+
+def only_rejected(check: Callable[..., T]) -> Callable[..., T]:
+    """Whatever else a client's odd values make a check raise is a rejection too."""
+
+    @functools.wraps(check)
+    def checked(*given, **more):
+        try:
+            with np.errstate(all="ignore"):
+                return check(*given, **more)
+        except Rejected:
+            raise
+        except Exception as error:
+            raise Rejected("malformed", f"it is of odd values ({type(error).__name__})") from None
+
+    return checked
 
 
 # Arrays
@@ -106,6 +124,7 @@ def hello(population: str, number: int, rows: Mapping[str, np.ndarray]) -> Recor
     return RecordDict({"hello": who, "rows": ArrayRecord({n: array(a) for n, a in rows.items()})})
 
 
+@only_rejected
 def parsed_hello(
     content: RecordDict, tables: Mapping[str, Mapping[str, Table]]
 ) -> tuple[str, int, dict[str, np.ndarray]]:
@@ -186,6 +205,7 @@ def upload(sent: Upload) -> RecordDict:
     return content
 
 
+@only_rejected
 def parsed_upload(content: RecordDict, like: Upload, s: Settings, most: float) -> Upload:
     """A client's upload, like `like`, or Rejected. `most` is the largest norm of its change."""
     if "stale" in content:

@@ -2,26 +2,33 @@
 
 A node says of which population it is, its number, and which rows of the tables its data names; so
 a round needs one exchange. It is asked again when it comes back, or when its rows have changed.
+What it says is compared with what belongs to its key (members.py).
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import numpy as np
 from flwr.app import Message, RecordDict
-from flwr.serverapp import Grid
 
 from mixfl.engine.cohort import cohort
+from mixfl.errors import MixflError
+from mixfl.flower.bounds import hello_bounds
 from mixfl.flower.config import Deployment
+from mixfl.flower.link import Link, Unreachable
+from mixfl.flower.members import Members, fingerprint
 from mixfl.flower.messages import Rejected, parsed_hello
-from mixfl.flower.replies import Clock, content, pause, pull
+from mixfl.flower.quarantine import SEVERE
+from mixfl.flower.replies import Clock, content, pause
 from mixfl.problem import Problem
 from mixfl.settings import Settings
 from mixfl.sparse import Table
 
 LONGEST_PAUSE = 60.0  # seconds between two looks for clients
-ASK_AGAIN = 60.0  # seconds until a node that gave no good answer is asked again
+ASK_AGAIN = 60.0  # seconds until a node that gave no good answer is asked again; they double
+LONGEST_SILENCE = 3600.0  # seconds
 
 
 class Node(NamedTuple):
@@ -29,34 +36,63 @@ class Node(NamedTuple):
     population: str
     number: int
     rows: Mapping[str, np.ndarray]  # per row-sparse table, those that its data names
+    who: str = ""  # its key's fingerprint
 
 
 class Nodes:
     def __init__(
-        self, grid: Grid, problem: Problem, s: Settings, d: Deployment,
-        tables: Mapping[str, Mapping[str, Table]], clock: Clock, note: Callable[[str], None],
+        self, link: Link, problem: Problem, s: Settings, d: Deployment,
+        tables: Mapping[str, Mapping[str, Table]], members: Members, clock: Clock,
+        note: Callable[[str], None],
     ):  # fmt: skip
-        self.grid, self.problem, self.s, self.d = grid, problem, s, d
+        self.link, self.problem, self.s, self.d, self.members = link, problem, s, d, members
         self.tables = {p.name: tables.get(p.name, {}) for p in problem.populations}
         self.clock, self.note = clock, note
+        self.bounds = hello_bounds(self.tables)
         self.known: dict[int, Node] = {}
+        self.keys: dict[int, str] = {}  # fingerprints of the connected nodes' keys
         self.asked: dict[str, tuple[int, float]] = {}  # message -> node, until when
         self.silent: dict[int, float] = {}  # nodes without a good answer, and when to ask again
+        self.refused: Counter[str] = Counter()  # times in a row
         self.least = max(1, math.ceil(d.min_replies * s.cohort_size))
         self.first = max(s.cohort_size, d.min_clients)  # to begin with
         self.begun = False
+        self.quarantined = 0  # nodes that the last cohorts were drawn without
 
     def cohorts(self, round: int) -> list[list[Node]]:
-        """Per population, the clients of a round. They depend on the seed, the round and on who
-        is connected; with all clients there, they are the simulator's."""
+        """Per population, the clients of a round. Drawn from `seed` and with all clients there,
+        they are the simulator's; drawn from the server's secret, nobody can foresee them."""
+        self.members.begin()
         self._wait()
-        most = math.ceil(self.d.over_select * self.s.cohort_size)
-        found = []
-        for j, nodes in enumerate(self._connected()):
+        most, found, self.quarantined = math.ceil(self.d.over_select * self.s.cohort_size), [], 0
+        for j, connected in enumerate(self._connected()):
+            nodes = self._free(connected, round)
+            self.quarantined += len(connected) - len(nodes)
             size = min(most, len(nodes))
-            chosen = cohort(self.s.seed, round, j, len(nodes), size)
+            seed = self.s.seed if self.d.cohorts == "seed" else self.members.seed(round, j)
+            chosen = cohort(seed, round, j, len(nodes), size)
             found.append([nodes[i] for i in chosen])
         return found
+
+    def _free(self, nodes: list[Node], round: int) -> list[Node]:
+        """Without those in quarantine; but so many that a round can succeed, those with the
+        shortest pause first."""
+        pause = {n.id: self.members.quarantine.remaining(n.who, round) for n in nodes}
+        first = sorted(nodes, key=lambda n: pause[n.id])
+        free = {n.id for i, n in enumerate(first) if i < self.least or not pause[n.id]}
+        return [n for n in nodes if n.id in free]
+
+    def failed(self, node: Node, round: int, reason: str) -> None:
+        """A bad reply of it, or none."""
+        rounds = self.members.quarantine.offence(node.who, round, reason)
+        if rounds:
+            self.note(
+                f"node {node.id} is in quarantine for {rounds} round{'s' if rounds > 1 else ''}: "
+                "it has failed again, or badly"
+            )
+
+    def good(self, node: Node) -> None:
+        self.members.quarantine.good(node.who)
 
     def forget(self, node: Node) -> None:
         self.known.pop(node.id, None)
@@ -96,28 +132,61 @@ class Nodes:
 
     def _refresh(self) -> None:
         """Forgets who is gone, asks who is new, and reads the answers that are there."""
-        connected, now = set(self.grid.get_node_ids()), self.clock.monotonic()
+        self.keys, now = self._nodes(), self.clock.monotonic()
+        connected = self.keys.keys()
         self.known = {i: node for i, node in self.known.items() if i in connected}
         self.silent = {i: t for i, t in self.silent.items() if i in connected and t > now}
         under_way = {node for node, _ in self.asked.values()}
-        new = sorted(connected - self.known.keys() - self.silent.keys() - under_way)
-        ttl = self.d.round_deadline
-        sent = self.grid.push_messages(
-            [Message(RecordDict(), node, "query", ttl=ttl, group_id="hello") for node in new]
-        )
-        for node, message in zip(new, sent, strict=False):
-            if message:
-                self.asked[message] = (node, now + ttl)
+        for node in sorted(connected - self.known.keys() - self.silent.keys() - under_way):
+            self._ask(node, now + self.d.round_deadline)
         for message, (node, until) in list(self.asked.items()):
             try:
-                for reply in pull(self.grid, message):
+                for reply in self.link.pull(message, self.bounds, until):
                     self._take(message, node, reply)
                 if message in self.asked and (now > until or node not in connected):
                     raise Rejected("late", "it has not said who it is")
+            except Unreachable:
+                break
             except Rejected as rejected:
-                self.asked.pop(message, None)
-                self.silent[node] = now + ASK_AGAIN
-                self.note(f"node {node} does not take part for now: {rejected}")
+                del self.asked[message]
+                self.link.abandon(message)
+                self._silence(node, rejected)
+
+    def _nodes(self) -> dict[int, str]:
+        """The connected nodes' keys, however often the SuperLink has to be asked for them."""
+        until, seconds = self.clock.monotonic() + self.d.round_deadline, 1.0
+        while True:
+            try:
+                return {i: fingerprint(i, key) for i, key in self.link.nodes().items()}
+            except Unreachable as error:
+                if self.clock.monotonic() + seconds > until:
+                    raise MixflError(
+                        f"the SuperLink could not be reached for {self.d.round_deadline:.0f} s "
+                        f"({error}). Start it, and run the same again to go on."
+                    ) from None
+                self.note(f"the SuperLink can't be reached; trying again in {seconds:.0f} s")
+            self.clock.sleep(seconds)
+            seconds = min(2 * seconds, LONGEST_PAUSE)
+
+    def _ask(self, node: int, until: float) -> None:
+        ttl = self.d.round_deadline
+        query = Message(RecordDict(), node, "query", ttl=ttl, group_id="hello")
+        message = self.link.push(query, until)
+        if message:
+            self.asked[message] = (node, until)
+
+    def _silence(self, node: int, rejected: Rejected) -> None:
+        """It is asked again later, and later each time."""
+        who = self.keys.get(node, "")
+        seconds = min(ASK_AGAIN * 2.0 ** min(self.refused[who], 16), LONGEST_SILENCE)
+        if rejected.reason in SEVERE:
+            seconds = LONGEST_SILENCE
+        self.refused[who] += 1
+        self.silent[node] = self.clock.monotonic() + seconds
+        self.note(
+            f"node {node} does not take part for now: {rejected}; it is asked again in "
+            f"{seconds:.0f} s"
+        )
 
     def _take(self, message: str, node: int, reply: Message) -> None:
         meta = reply.metadata
@@ -125,5 +194,8 @@ class Nodes:
         if meta.reply_to_message_id != message or message not in self.asked or forged:
             return
         population, number, rows = parsed_hello(content(reply), self.tables)
-        self.known[node] = Node(node, population, number, rows)
+        who = self.keys.get(node) or fingerprint(node, b"")
+        self.members.check(who, population, number)
+        self.refused.pop(who, None)
+        self.known[node] = Node(node, population, number, rows, who)
         del self.asked[message]

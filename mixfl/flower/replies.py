@@ -1,12 +1,9 @@
-"""Fetching replies from Flower, and telling what became of them."""
+"""What became of a reply, and when to look again."""
 
-from collections.abc import Iterable
 from typing import Protocol
 
-import httpx
 from flwr.app import Message, RecordDict
 from flwr.common.constant import ErrorCode
-from flwr.serverapp import Grid
 
 from mixfl.flower.messages import Rejected
 
@@ -25,17 +22,6 @@ class Clock(Protocol):
 
     def monotonic(self) -> float: ...
     def sleep(self, seconds: float, /) -> None: ...
-
-
-def pull(grid: Grid, message_id: str) -> Iterable[Message]:
-    """The replies to one message. One at a time: a reply that Flower can't even read is an error
-    of the whole call."""
-    try:
-        return grid.pull_messages([message_id])
-    except (httpx.HTTPError, OSError):  # the connection's, not the reply's
-        raise
-    except Exception as error:
-        raise Rejected("malformed", f"its reply can't be read ({type(error).__name__})") from None
 
 
 def pause(outstanding: int) -> float:

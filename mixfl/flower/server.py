@@ -30,6 +30,8 @@ from mixfl.engine.simulator import RoundResult, check_params
 from mixfl.engine.summing import finite
 from mixfl.flower.config import Deployment, chosen
 from mixfl.flower.exchange import Exchange, with_rows
+from mixfl.flower.link import Link, link_to
+from mixfl.flower.members import Members
 from mixfl.flower.nodes import Nodes
 from mixfl.flower.replies import Clock
 from mixfl.problem import Params, Problem
@@ -49,17 +51,19 @@ def serve(problem: Problem, grid: Grid, run_config: Mapping[str, Any]) -> Result
     report = reporter(True)
     plan = deployed(problem, grid, run_config, report)
     out = Path(plan.d.out or f"runs/{problem.name}-{plan.recipe.id}").absolute()
+    plan = replace(plan, out=out)
     report.note(f"the run is kept in {out}")
     return run(plan, out, True, report, track=plan.d.track or None)
 
 
 def deployed(
-    problem: Problem, grid: Grid, run_config: Mapping[str, Any], report: Quiet, clock: Clock = time
-) -> "DeployedPlan":
+    problem: Problem, grid: Grid | Link, run_config: Mapping[str, Any], report: Quiet,
+    clock: Clock = time, out: Path | None = None,
+) -> "DeployedPlan":  # fmt: skip
     problem, recipe, s, d = chosen(problem, run_config)
-    operation = {k: getattr(d, k) for k in OPERATION}
+    options = {k: getattr(d, k) for k in OPERATION} | {"cohorts": d.cohorts}
     return DeployedPlan(
-        problem, recipe, s, options=operation, grid=grid, d=d, report=report, clock=clock
+        problem, recipe, s, options=options, grid=grid, d=d, report=report, clock=clock, out=out
     )
 
 
@@ -71,6 +75,7 @@ class DeployedPlan(Plan):
     d: Deployment = Deployment()
     report: Quiet = Quiet()
     clock: Clock = time
+    out: Path | None = None
 
     def simulator(self):
         return DeployedEngine(self)
@@ -96,7 +101,7 @@ class DeployedEngine:
 
     def __init__(self, plan: DeployedPlan):
         self.problem, self.s, self.d = plan.problem, plan.settings, plan.d
-        self.grid, self.clock, self.note = plan.grid, plan.clock, plan.report.note
+        self.clock, self.note = plan.clock, plan.report.note
         self.recipe: Recipe = plan.recipe
         algorithm, x = plan.algorithm(), model_shapes(plan.problem)
         self.tables = row_sparse_tables(plan.problem, x, algorithm, self.s)
@@ -104,9 +109,11 @@ class DeployedEngine:
         self.clipping = Clipping(self.s)
         self.feeder = Draws(plan.problem, self.s)
         self.feeder.check_draws(self.at(0))
+        self.members = Members(plan.problem, self.d, plan.out, self.note)
         self.nodes = Nodes(
-            self.grid, plan.problem, self.s, self.d, self.tables, self.clock, self.note
-        )
+            link_to(plan.grid, self.clock), plan.problem, self.s, self.d, self.tables,
+            self.members, self.clock, self.note,
+        )  # fmt: skip
         self.programs: dict[Algorithm, Programs] = {}
         self.bytes = (0.0, 0.0)  # of the last round
         self.failures = 0  # rounds in a row
@@ -148,6 +155,7 @@ class DeployedEngine:
         exchange.pull()
         self.bytes = exchange.bytes()
         counts = exchange.counted()
+        self.members.save()
         short = [
             f"{len(got)} of {len(asked)} clients of '{p.name}'"
             for p, got, asked in zip(
@@ -192,7 +200,7 @@ class DeployedEngine:
         return sums, norms, int(over.sum())
 
     def _failed(self, t: int, short: list[str]) -> None:
-        seconds = min(2.0**self.failures, LONGEST_PAUSE)
+        seconds = min(2.0 ** min(self.failures, 10), LONGEST_PAUSE)
         self.failures += 1
         self.note(
             f"round {t + 1} is skipped: good replies from {', '.join(short)}, at least "

@@ -1,0 +1,254 @@
+"""The way to Flower's nodes: who is connected, sending messages, fetching replies.
+
+`Link` works with any grid of Flower's. `RuntimeLink` is for the one that a run's server gets in a
+deployment (HttpGrid). It asks the SuperLink itself, for three reasons: Flower waits without end
+for what a node has announced, inflates what it gets whatever its size, and tries again without
+end while the SuperLink is away. What comes from flwr's inner modules is here and in bounds.py.
+"""
+
+from collections.abc import Iterable
+from typing import Any
+
+import httpx
+from flwr.app import Message
+from flwr.app.message import make_message
+from flwr.common.serde_utils import metadata_from_proto
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest
+from flwr.proto.runtime_pb2 import PullAppMessagesRequest
+from flwr.serverapp import Grid
+from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
+from flwr.supercore.interceptors import RuntimeTokenHttpInterceptor, RuntimeVersionHttpInterceptor
+from flwr.supercore.run import RunNotRunningException
+from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.superlink.grid import HttpGrid
+
+from mixfl.errors import MixflError
+from mixfl.flower.bounds import Bounds, Reply, too_long, unreadable
+from mixfl.flower.messages import Rejected
+from mixfl.flower.replies import Clock
+
+LONGEST_CALL = 30.0  # seconds
+LONGEST_PAUSE = 20.0  # seconds between two tries
+REFUSED = 5  # times that the SuperLink may refuse a message
+ANNOUNCEMENT = 1 << 20  # bytes of an announcement beside its objects' ids
+OTHER_ANSWER = 1 << 26  # bytes of any other answer of the SuperLink's
+
+
+class Unreachable(Exception):
+    """The SuperLink does not answer, or not well, for now."""
+
+
+class Refused(Unreachable):
+    """It answers that it can't do it."""
+
+
+class TooLong(Exception):
+    """An answer of the SuperLink's."""
+
+
+class Link:
+    """Over any grid of Flower's."""
+
+    def __init__(self, grid: Grid, clock: Clock):
+        self.grid, self.clock = grid, clock
+
+    def nodes(self) -> dict[int, bytes]:
+        """The connected nodes, each with its public key, or nothing where Flower has none."""
+        if not hasattr(self.grid, "get_nodes"):
+            return dict.fromkeys(self.call(self.grid.get_node_ids), b"")
+        return {node.node_id: node.public_key for node in self.call(self.grid.get_nodes)}
+
+    def push(self, message: Message, until: float) -> str | None:
+        """Sends a message; its id, or None if it could not be sent.
+
+        Flower's PushObject can't be repeated: where the SuperLink has ended after it took an
+        object and before it said so, the second time is refused. The same message can be pushed
+        again as a whole: its id is a digest, and only what is missing is sent.
+        """
+        refused, seconds = 0, 1.0
+        while True:
+            try:
+                return next(iter(self.call(self.grid.push_messages, [message])), None) or None
+            except (ObjectPushError, Refused):
+                refused += 1
+            except Unreachable:
+                pass
+            if refused >= REFUSED or self.clock.monotonic() + seconds > until:
+                return None
+            self.clock.sleep(seconds)
+            seconds = min(2 * seconds, LONGEST_PAUSE)
+
+    def pull(self, message_id: str, bounds: Bounds, until: float) -> Iterable[Message]:
+        """The replies to one message that are there. One message at a time: a reply that Flower
+        can't even read is an error of the whole call."""
+        try:
+            return self.call(self.grid.pull_messages, [message_id])
+        except (Unreachable, MixflError):
+            raise
+        except Exception as error:
+            raise unreadable(error) from None
+
+    def abandon(self, message_id: str) -> None:
+        """Nobody waits for the reply to it any more."""
+
+    def sweep(self) -> None:
+        """Has the SuperLink delete what is left of abandoned messages."""
+
+    def call(self, what, *given) -> Any:
+        try:
+            return what(*given)
+        except httpx.HTTPStatusError as error:
+            if error.response.status_code in (401, 403):
+                raise ended() from None
+            raise Refused(f"status {error.response.status_code}") from None
+        except RunNotRunningException:
+            raise ended() from None
+        except (httpx.HTTPError, OSError) as error:
+            raise Unreachable(f"{type(error).__name__}: {error}") from None
+
+
+class RuntimeLink(Link):
+    """Over the SuperLink's Runtime API."""
+
+    def __init__(self, grid: HttpGrid, clock: Clock):
+        super().__init__(grid, clock)
+        self.client: Any = grid._runtime_client
+        self.node, self.run = grid.node, grid.run.run_id
+        self.announced: dict[str, tuple[Any, Reply]] = {}
+        self.abandoned: dict[str, None] = {}
+
+    def pull(self, message_id: str, bounds: Bounds, until: float) -> Iterable[Message]:
+        """Nothing while a part is missing: it goes on with the next call."""
+        try:
+            if message_id not in self.announced and not self._announced(message_id, bounds, until):
+                return []
+            metadata, reply = self.announced[message_id]
+            for object_id in list(reply.missing):
+                if self.clock.monotonic() >= until:
+                    return []
+                request = PullObjectRequest(node=self.node, run_id=self.run, object_id=object_id)
+                answer = self._ask("PullObject", request, reply.left + 1024, until)
+                if not answer.object_found:
+                    raise Rejected("late", "it has announced a reply and not sent it")
+                if not answer.object_available:
+                    return []
+                reply.add(object_id, answer.object_content)
+            told = reply.message()
+        except TooLong:
+            self._forget(message_id)
+            raise too_long(bounds) from None
+        except Rejected:
+            self._forget(message_id)
+            raise
+        self._forget(message_id)
+        # Who sent it and what it answers is the SuperLink's to say, not the reply's.
+        if told.has_error():
+            return [make_message(metadata=metadata, error=told.error)]
+        return [make_message(metadata=metadata, content=told.content)]
+
+    def _announced(self, message_id: str, bounds: Bounds, until: float) -> bool:
+        """Is there a reply? The SuperLink tells it once."""
+        request = PullAppMessagesRequest(message_ids=[message_id])
+        try:
+            answer = self._ask("PullMessages", request, ANNOUNCEMENT + 400 * bounds.objects, until)
+        except (TooLong, ValueError):  # or of a depth that can't be parsed
+            raise Rejected("malformed", "its reply's announcement is too long") from None
+        for proto, tree in zip(answer.messages_list, answer.message_object_trees, strict=True):
+            root = proto.metadata.message_id
+            if proto.metadata.reply_to_message_id != message_id:
+                self._delete(root)
+                continue
+            try:
+                reply = Reply(root, tree, bounds)
+            except Rejected:
+                self._delete(root)
+                raise
+            self.announced[message_id] = metadata_from_proto(proto.metadata), reply
+        return message_id in self.announced
+
+    def abandon(self, message_id: str) -> None:
+        self._forget(message_id)
+        self.abandoned[message_id] = None
+
+    def sweep(self) -> None:
+        for message_id in list(self.abandoned):
+            try:
+                request = PullAppMessagesRequest(message_ids=[message_id])
+                answer = self._ask("PullMessages", request, OTHER_ANSWER)
+            except Unreachable:
+                return
+            except (TooLong, ValueError):  # its objects go with the run
+                del self.abandoned[message_id]
+                continue
+            if answer.messages_list:  # a reply, or the word that the message is too old for one
+                for proto in answer.messages_list:
+                    self._delete(proto.metadata.message_id)
+                self._delete(message_id)
+                del self.abandoned[message_id]
+
+    def _forget(self, message_id: str) -> None:
+        _, reply = self.announced.pop(message_id, (None, None))
+        if reply is not None:
+            self._delete(reply.root)
+
+    def _delete(self, object_id: str) -> None:
+        """And all of which it alone consists."""
+        request = ConfirmMessageReceivedRequest(
+            node=self.node, run_id=self.run, message_object_id=object_id
+        )
+        try:
+            self._ask("ConfirmMessageReceived", request, OTHER_ANSWER)
+        except Unreachable:  # it goes with the run
+            pass
+
+    def _ask(self, method: str, request: Any, most: int, until: float | None = None) -> Any:
+        left = LONGEST_CALL if until is None else until - self.clock.monotonic()
+        self.client.limit(most, min(LONGEST_CALL, max(left, 1.0)))
+        try:
+            return self.call(getattr(self.client, method), request)
+        finally:
+            self.client.limit(OTHER_ANSWER, LONGEST_CALL)
+
+
+class Client(RuntimeHttpClient):
+    """One try per call, and limits for an answer's length and time."""
+
+    most = OTHER_ANSWER
+
+    def __init__(self, *args, **more):
+        super().__init__(*args, **more)
+        self._client.headers["accept-encoding"] = "identity"
+        self._client.event_hooks = {"response": [self._check]}  # called before the body is read
+
+    def limit(self, most: int, seconds: float) -> None:
+        self.most, self._client.timeout = most, httpx.Timeout(seconds)
+
+    def _check(self, response: httpx.Response) -> None:
+        if int(response.headers.get("content-length", 0)) > self.most:
+            raise TooLong
+
+
+def link_to(grid: Grid | Link, clock: Clock) -> Link:
+    if isinstance(grid, Link):
+        return grid
+    if not isinstance(grid, HttpGrid):
+        return Link(grid, clock)
+    own = HttpGrid(grid._addr, grid._insecure, grid._cert, token=grid._token)
+    own.set_run(grid.run)
+    own._client = Client.from_server_address(
+        server_address=grid._addr,
+        insecure=grid._insecure,
+        root_certificates=grid._cert,
+        interceptors=[
+            RuntimeVersionHttpInterceptor(component_name="flwr-serverapp"),
+            RuntimeTokenHttpInterceptor(token=grid._token),
+        ],
+    )
+    return RuntimeLink(own, clock)
+
+
+def ended() -> MixflError:
+    return MixflError(
+        "Flower has ended this run: it was stopped, or the SuperLink was away for longer than it "
+        "keeps a run without a sign of life. The same `flwr run` goes on from the last round."
+    )

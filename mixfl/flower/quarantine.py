@@ -1,0 +1,48 @@
+"""Nodes that fail again and again are left out for a while: the pause doubles each time.
+
+The first bad or late reply costs nothing. The second in a row costs one round, the next two, four,
+up to LONGEST. A good reply halves what is held against a node.
+"""
+
+from typing import Any
+
+LONGEST = 64  # rounds
+# The node is not to blame, or not for sure.
+EXCUSED = frozenset({"gone", "unsent", "stale"})
+# No mistake makes such a reply: the longest pause at once.
+SEVERE = frozenset({"oversized"})
+WORST = 2 + LONGEST.bit_length() - 1  # offences by which the pause is LONGEST
+
+
+class Quarantine:
+    """Nodes are known by their keys, so that a new connection changes nothing."""
+
+    def __init__(self, kept: Any = ()):
+        self.offences: dict[str, int] = {}
+        self.until: dict[str, int] = {}  # the round in which a node may be asked again
+        for who, offences, until in kept:
+            self.offences[who], self.until[who] = offences, until
+
+    def kept(self) -> list[tuple[str, int, int]]:
+        """For `Quarantine(kept)`."""
+        return [(who, n, self.until.get(who, 0)) for who, n in sorted(self.offences.items())]
+
+    def remaining(self, who: str, round: int) -> int:
+        """Rounds for which a node is left out, this one included."""
+        return max(0, self.until.get(who, 0) - round)
+
+    def offence(self, who: str, round: int, reason: str) -> int:
+        """Rounds for which the node is left out from now on."""
+        if reason in EXCUSED:
+            return 0
+        count = WORST if reason in SEVERE else min(self.offences.get(who, 0) + 1, WORST)
+        self.offences[who] = count
+        pause = 2 ** (count - 2) if count > 1 else 0
+        self.until[who] = round + 1 + pause
+        return pause
+
+    def good(self, who: str) -> None:
+        left = self.offences.pop(who, 0) // 2
+        self.until.pop(who, None)
+        if left:
+            self.offences[who] = left
