@@ -17,7 +17,7 @@ Low-rank layers (see lowrank.py) are summed after the scan, in one product.
 import functools
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import jax
 import jax.numpy as jnp
@@ -62,14 +62,15 @@ class Scan:
             cohort = low_rank(term, message, clients, self.low_rank, clip is not None)
             term, message, clients = cohort[:3]
         total = functools.partial(self._total, term, message, clients, cohort)
-        limits = None if clip is None else clip.limits(before)
-        sums, rejected, norms = total(False, limits)
-        again = ~finite(sums)
         if clip is None:
+            sums, rejected, _ = total(False, None)
             sums, rejected = jax.lax.cond(
-                again, lambda: total(True, None)[:2], lambda: (sums, rejected)
+                finite(sums), lambda: (sums, rejected), lambda: total(True, None)[:2]
             )
             return Summed(sums, rejected, jnp.int32(0), None)
+        limits = clip.limits(before)
+        sums, rejected, norms = total(False, limits)
+        again = ~finite(sums)
         norms = norms.T  # [kinds, clients]
         every = norms if self.axis is None else _gathered(norms, self.axis)
         # The first round has no limits before it knows its own norms.
@@ -90,6 +91,7 @@ class Scan:
         summand = functools.partial(self._summand, term, message, limits)
         shapes = jax.eval_shape(summand, one)[0]
         paths, tree = jax.tree_util.tree_flatten_with_path(shapes, is_leaf=is_whole)
+        tree = cast(Any, tree)
 
         def client(feed):
             """Of one client: what is added up, what is stacked, whether it is left out, and its
