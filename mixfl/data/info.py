@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from mixfl.data.limits import read_small
 from mixfl.data.store import open_store
 from mixfl.errors import MixflError
 
@@ -65,9 +66,9 @@ def names(store: Path) -> list[str]:
     found = []
     for key, most in (("labels", 20), ("titles", 3)):
         try:
-            value = json.loads((store / f"{key}.json").read_text(encoding="utf-8"))
+            value = json.loads(read_small(store / f"{key}.json"))
             pairs = value.items() if isinstance(value, dict) else enumerate(value)
-        except (OSError, ValueError, TypeError):
+        except (OSError, ValueError, TypeError, RecursionError):
             continue
         shown = ", ".join(f"{i} = {name}" for i, name in itertools.islice(pairs, most))
         found.append(f"  {key}     {shown}{', ...' if len(value) > most else ''}")
