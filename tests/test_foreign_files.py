@@ -482,6 +482,16 @@ def test_files_beside_a_store_are_bounded(tmp_path, monkeypatch):
         (path / name).unlink()
 
 
+def test_names_do_not_steer_the_terminal(tmp_path):
+    names = {"a\x1b]0;x\x07": np.arange(4), "y" * 500: np.arange(4)}
+    mixfl.ClientData.from_arrays(names, client=[0, 0, 1, 1]).write(tmp_path / "s")
+    (tmp_path / "s" / "labels.json").write_text(json.dumps(["cat", "\x1b[2J", "z" * 500]))
+    (tmp_path / "s" / "titles.json").write_text(json.dumps({"\x1b[2J": "Heat\r\n"}))
+    shown = info(tmp_path / "s")
+    assert all(line.isprintable() and len(line) < 250 for line in shown)
+    assert any("0 = cat" in line for line in shown)
+
+
 def test_toml_is_small(tmp_path):
     path = write(tmp_path / "config.toml", "x = 1\n" + "#" * limits.TOML)
     with pytest.raises(MixflError, match="is larger than 65,536 bytes"):
