@@ -3,13 +3,16 @@ peers, and nothing that depends on how fast the machine is."""
 
 import itertools
 import json
+import os
 import sys
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from benchmarks import growth, mixfl_worker, report, scan_worker, trials_worker, workloads
+from benchmarks import engines, growth, mixfl_worker, report, scan_worker, trials_worker, workloads
 from benchmarks.engines import OutsideLoad, Worker, WorkerFailed
 from benchmarks.peers import protocol
 from benchmarks.report import Measured
@@ -143,10 +146,47 @@ def test_worker_answers_and_tells_what_went_wrong():
         worker.close()
 
 
-def test_own_work_is_no_load_of_others():
+def ticks(monkeypatch, *states):
+    """/proc/stat as one state after the other: user nice system idle iowait irq softirq steal."""
+    now = iter(states)
+    real = Path.read_text
+
+    def read(path, *given, **more):
+        if str(path) != "/proc/stat":
+            return real(path, *given, **more)
+        return f"cpu  {' '.join(map(str, next(now)))} 0 0\ncpu0 1 2 3\n"
+
+    monkeypatch.setattr(Path, "read_text", read)
+
+
+@pytest.mark.parametrize(
+    ("own", "share"),
+    [
+        ((0, 0), 0.5),  # 30 user, 10 system, 6 interrupts, 4 stolen of 100; 45 idle, 5 waiting
+        ((100, 120), 0.3),
+        ((100, 150), 0.0),
+        ((100, 160), 0.0),  # ticks are counted at different moments
+    ],
+)
+def test_load_of_others_is_what_is_busy_without_us(monkeypatch, own, share):
+    counted = iter(own)
+    monkeypatch.setattr(engines, "_ticks", lambda pid: next(counted) if pid == os.getpid() else 0)
+    monkeypatch.setattr(engines, "tagged", lambda tag: [])
+    before = np.array([1000, 10, 300, 5000, 70, 5, 6, 8])
+    ticks(monkeypatch, before, before + [28, 2, 10, 45, 5, 2, 4, 4])
     with OutsideLoad() as load:
-        sum(range(10**6))
-    assert 0 <= load.share <= 1
+        pass
+    assert load.share == pytest.approx(share)
+
+
+def test_own_ticks_are_the_processor_time_of_the_process():
+    if not Path("/proc/self/stat").exists():
+        pytest.skip("needs /proc")
+    before, first = time.process_time(), engines._ticks(os.getpid())
+    while time.process_time() < before + 0.3:
+        sum(range(10**5))
+    spent = (engines._ticks(os.getpid()) - first) / os.sysconf("SC_CLK_TCK")
+    assert spent == pytest.approx(time.process_time() - before, abs=0.06)
 
 
 def test_plot(tmp_path):

@@ -35,6 +35,7 @@ def data():
 @click.option("--client", metavar="NAME", help="The column that names a row's client.")
 @click.option("--label", metavar="NAME", help="The column for a Dirichlet partition.")
 @click.option("--size", metavar="N", help="Side of the images in pixels.")
+@click.option("--images", metavar="DIR", help="The folder of the images that a CSV file names.")
 @click.option("--length", metavar="N", help="Characters of a sequence.")
 @click.option("--normalize", is_flag=True, default=None, help="Text as TFF's: lower case, tokens.")
 @click.option("--limit", metavar="N", help="Read N rows only.")

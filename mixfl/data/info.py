@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from mixfl.data.limits import read_small
 from mixfl.data.store import open_store
 from mixfl.errors import MixflError
 
@@ -24,19 +25,27 @@ def info(store: Path) -> list[str]:
         raise MixflError(f"the client store {store} has no clients: prepare it again.")
     stored = sum(p.stat().st_size for p in store.iterdir())
     columns = data.examples.columns
-    width = max(len(name) for name in columns)
+    width = max(len(printed(name)) for name in columns)
     lines = [
         str(store),
         f"  clients    {len(sizes):,}",
         f"  examples   {len(data.examples):,}",
         f"  bytes      {stored:,} ({data.examples.example_bytes:,} per example)",
         "  columns",
-        *(f"    {name:<{width}}  {c.dtype} {list(c.shape)}" for name, c in columns.items()),
+        *(
+            f"    {printed(name):<{width}}  {c.dtype} {list(c.shape)}"
+            for name, c in columns.items()
+        ),
         f"  examples per client: min {sizes.min():,}, median {np.median(sizes):,.0f}, "
         f"mean {sizes.mean():,.1f}, max {sizes.max():,}",
         *histogram(sizes),
     ]
     return lines + names(store)
+
+
+def printed(name: object) -> str:
+    """Without what would steer a terminal, and not too long."""
+    return "".join(c if c.isprintable() else "\ufffd" for c in str(name)[:80])
 
 
 def histogram(sizes: np.ndarray) -> list[str]:
@@ -65,10 +74,12 @@ def names(store: Path) -> list[str]:
     found = []
     for key, most in (("labels", 20), ("titles", 3)):
         try:
-            value = json.loads((store / f"{key}.json").read_text(encoding="utf-8"))
+            value = json.loads(read_small(store / f"{key}.json"))
             pairs = value.items() if isinstance(value, dict) else enumerate(value)
-        except (OSError, ValueError, TypeError):
+        except (OSError, ValueError, TypeError, RecursionError):
             continue
-        shown = ", ".join(f"{i} = {name}" for i, name in itertools.islice(pairs, most))
+        shown = ", ".join(
+            f"{printed(i)} = {printed(name)}" for i, name in itertools.islice(pairs, most)
+        )
         found.append(f"  {key}     {shown}{', ...' if len(value) > most else ''}")
     return found

@@ -126,6 +126,10 @@ def open_store(path: Path) -> ClientData:
         clients = pa.ipc.open_file(pa.memory_map(str(path / "clients.arrow"))).read_all()
         clients.validate(full=True)
         columns = {f.name: Column([_view(p, f) for p in parts]) for f in data.schema}
+        if clients["end"].type != pa.int64() or clients["id"].type != pa.string():
+            raise ValueError("clients.arrow has columns of other types")
+        if clients["end"].null_count or clients["id"].null_count:
+            raise ValueError("clients.arrow has missing values")
         offsets = np.concatenate([[0], clients["end"].to_numpy()])
         ids = Ids(clients["id"])
         rows = {len(column) for column in columns.values()}
@@ -144,6 +148,8 @@ def _view(batch: pa.RecordBatch, f: pa.Field) -> np.ndarray:
     array.validate()
     flat = array.flatten() if pa.types.is_fixed_size_list(array.type) else array
     shape, dtype = json.loads(f.metadata[b"shape"]), np.dtype(f.metadata[b"dtype"].decode())
+    if dtype.kind not in "biuf":
+        raise ValueError(f"column {f.name} says that it has values of the type {dtype}")
     return flat.to_numpy(zero_copy_only=True).view(dtype).reshape(batch.num_rows, *shape)
 
 

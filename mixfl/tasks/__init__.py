@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mixfl.data.limits import TOML, read_small
 from mixfl.errors import MixflError, unknown
 from mixfl.problem import Problem
 
@@ -126,7 +127,7 @@ def describe(error: BaseException, path: Path | None = None) -> str:
 
 def read_toml(path: Path) -> dict[str, Any]:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(read_small(path, TOML))
     except FileNotFoundError:
         raise MixflError(f"there is no file {path}.") from None
     except (ValueError, RecursionError) as error:

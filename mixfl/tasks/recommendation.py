@@ -10,6 +10,7 @@ import numpy as np
 
 from mixfl.data.formats.movielens import titles
 from mixfl.data.formats.reading import Meter
+from mixfl.data.limits import read_small
 from mixfl.errors import MixflError
 from mixfl.tasks import movie
 
@@ -119,9 +120,9 @@ def _titles(given: Path | None, store: str | None) -> dict[int, str]:
     if store is None or not beside.is_file():
         return {}
     try:
-        kept = json.loads(beside.read_text(encoding="utf-8"))
+        kept = json.loads(read_small(beside))
         return {int(number): str(title) for number, title in kept.items()}
-    except (OSError, ValueError, AttributeError) as error:
+    except (OSError, ValueError, AttributeError, RecursionError) as error:
         raise MixflError(
             f"{beside} can't be read as titles ({error}): give --movies PATH/movies.dat instead."
         ) from None

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from mixfl.data.examples import Examples
+from mixfl.data.limits import read_small
 from mixfl.errors import MixflError
 
 FILE = "vocabulary.json"
@@ -79,7 +80,7 @@ class Vocabulary:
     @classmethod
     def read(cls, path: Path) -> "Vocabulary":
         try:
-            characters = json.loads(path.read_text(encoding="utf-8"))["characters"]
+            characters = json.loads(read_small(path))["characters"]
             good = characters and all(isinstance(c, str) and len(c) == 1 for c in characters)
         except FileNotFoundError:
             raise MixflError(f"there is no {path}: a run of the text task writes it.") from None

@@ -15,6 +15,7 @@ from mixfl.data.formats.base import Format, Record
 from mixfl.data.formats.images import read_image
 from mixfl.data.formats.reading import find, lines, whole, wrong
 from mixfl.data.formats.spill import Lookup
+from mixfl.data.limits import SHORT_LINE
 from mixfl.errors import MixflError
 
 ATTRIBUTES, IDENTITIES = "list_attr_celeba.txt", "identity_CelebA.txt"
@@ -68,7 +69,7 @@ class CelebA(Format):
         return path
 
     def pairs(self, path: Path, kind: str, high: int = 2**31 - 1) -> Iterator[tuple[str, str]]:
-        for number, line in lines(path, self.meter):
+        for number, line in lines(path, self.meter, longest=SHORT_LINE):
             fields = line.split()
             if len(fields) != 2 or whole(fields[1], 0, high) is None:
                 raise wrong(path, number, f"expected '{kind}', found {line[:60]!r}.")
@@ -77,7 +78,7 @@ class CelebA(Format):
     def attributes(self) -> Iterator[tuple[int, str, int]]:
         """Line, image and whether it smiles."""
         path = self.file(ATTRIBUTES)
-        rows = lines(path, self.meter)
+        rows = lines(path, self.meter, longest=SHORT_LINE)
         _, first = next(rows, (1, ""))
         _, second = next(rows, (2, ""))
         count, names = whole(first.strip()), second.split()

@@ -3,11 +3,13 @@
     image   uint8 [height, width, 3]
     label   int32, the class: numbers as they are, names by their place in order
 
-Paths in a CSV are relative to its folder. Without a client column, and in folders, a partition
-says how examples are dealt to clients.
+Paths in a CSV are relative to its folder (or the one that the option images names) and must not
+lead out of it. Without a client column, and in folders, a partition says how examples are dealt
+to clients.
 """
 
 import csv
+import os
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,11 +17,14 @@ from pathlib import Path
 import numpy as np
 
 from mixfl.data.formats.base import Format, Record
-from mixfl.data.formats.reading import lines, plain, whole, wrong
+from mixfl.data.formats.reading import lines, name, plain, whole, wrong
 from mixfl.data.formats.spill import natural
+from mixfl.data.limits import COLUMNS, PIXELS
 from mixfl.errors import MixflError
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
+# Pillow knows more: some run programs (EPS: Ghostscript), and most are read by hardly anyone.
+READ = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 
 
 def read_image(path: Path, size: int | None) -> np.ndarray:
@@ -29,22 +34,37 @@ def read_image(path: Path, size: int | None) -> np.ndarray:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            with Image.open(path) as image:
+            with Image.open(path, formats=READ) as image:
+                if image.width * image.height > PIXELS:
+                    raise Image.DecompressionBombError
                 rgb = image.convert("RGB")
                 if size is not None and rgb.size != (size, size):
                     rgb = rgb.resize((size, size), Image.Resampling.BILINEAR)
                 return np.asarray(rgb)
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError):
+        raise MixflError(
+            f"{path}: the image has more than {PIXELS:,} pixels: make it smaller."
+        ) from None
     except Exception as error:  # Pillow's readers raise whatever a damaged file leads them to
-        what = "is not an image that Pillow knows" if "identify" in str(error) else str(error)
+        unknown = f"Pillow finds none of {', '.join(READ)} in it"
+        what = unknown if "identify" in str(error) else str(error)
         raise MixflError(f"{path}: the image cannot be read ({what}): fetch it again.") from None
 
 
 class Images(Format):
-    options = ("size", "client", "partition")
+    options = ("size", "client", "partition", "images")
 
     def __init__(self, *args):
         super().__init__(*args)
         self.natural = self.source.is_file()
+        if self.given.images and not self.natural:
+            raise MixflError(
+                f"the option images is for the paths of a CSV file, but {self.source} is a folder."
+            )
+        self.base = Path(self.given.images or self.source.parent)
+        self.real_base = os.path.realpath(self.base)
+        if self.natural and not self.base.is_dir():
+            raise MixflError(f"{self.base}, the option images, is not a folder.")
         self.classes: set[str] = set()
         self.shape: tuple[int, ...] | None = None
 
@@ -59,9 +79,11 @@ class Images(Format):
         classes = sorted(p for p in self.source.iterdir() if p.is_dir())
         for i, folder in enumerate(classes):
             for path in sorted(folder.rglob("*")):
+                if not path.is_file():
+                    continue
                 if path.suffix.lower() in SUFFIXES:
                     yield "all", str(path), plain(folder.name)
-                elif path.is_file():
+                else:
                     self.skipped["files that are no images"] += 1
             self.meter.at(i + 1, len(classes), "reading folders")
         if not self.classes:
@@ -80,10 +102,20 @@ class Images(Format):
                     self.source, number, f"has nothing in {', '.join(missing)} (the columns are "
                     f"{', '.join(row)}): expected {', '.join(wanted)}."
                 )  # fmt: skip
-            path = self.source.parent / row["path"]
-            if "\0" in row["path"] or not path.is_file():
-                raise wrong(self.source, number, f"there is no file {row['path']!r}.")
-            yield plain(row.get(client) or "all") or "all", str(path), plain(row["label"])
+            path = self.image(number, row["path"])
+            yield name(row.get(client)) or "all", str(path), plain(row["label"])
+
+    def image(self, number: int, given: str) -> Path:
+        """The file that a line names, if it is in the folder."""
+        path = self.base / given
+        if "\0" not in given and not Path(os.path.realpath(path)).is_relative_to(self.real_base):
+            raise wrong(
+                self.source, number, f"{given!r} leads out of {self.base}: put the images there, "
+                "or name the folder that has all of them with the option images."
+            )  # fmt: skip
+        if "\0" in given or not path.is_file():
+            raise wrong(self.source, number, f"there is no file {given!r}.")
+        return path
 
     def number_classes(self) -> None:
         numbers = {label: whole(label, 0) for label in self.classes}
@@ -117,6 +149,8 @@ def csv_rows(path: Path, meter) -> Iterator[tuple[int, dict[str, str]]]:
         nonlocal at
         for number, line in lines(path, meter):
             at = number
+            if line.count(",") >= COLUMNS:
+                raise wrong(path, number, f"has more than {COLUMNS:,} columns.")
             yield line + "\n"
 
     rows = csv.reader(numbered(), strict=True)

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from mixfl.data.formats.reading import Meter, wrong
+from mixfl.data.limits import DEPTH, TOO_DEEP, grows_too_much, too_deep, too_much_json
 from mixfl.errors import MixflError
 
-CHUNK = 1 << 16
+CHUNK, LARGEST_CHUNK = 1 << 16, 1 << 23
 SPACE = re.compile(r"[ \t\r\n]*")
 
 
@@ -25,7 +26,7 @@ class JsonStream:
         self.file: Any = gzip.GzipFile(fileobj=self.raw) if path.suffix == ".gz" else self.raw
         self.decode = codecs.getincrementaldecoder("utf-8-sig")()
         self.text, self.at, self.passed, self.ended = "", 0, 0, False
-        self.depth = 0
+        self.depth = self.size = 0
 
     def line(self) -> int:
         return self.passed + self.text.count("\n", 0, self.at) + 1
@@ -58,6 +59,7 @@ class JsonStream:
             try:
                 found, end = json.JSONDecoder().raw_decode(self.text, self.at)
                 if end < len(self.text) or self.ended:  # else a number may go on
+                    self.check_depth(found, end)
                     self.at = end
                     return found
             except json.JSONDecodeError as error:
@@ -65,10 +67,19 @@ class JsonStream:
                 if self.ended or not cut:
                     self.at = min(error.pos, len(self.text))
                     raise self.error(error.msg) from None
-            except (ValueError, RecursionError) as error:
+            except RecursionError:
+                raise self.refused(TOO_DEEP) from None
+            except ValueError as error:
                 raise self.error(str(error)) from None
+            if bad := too_much_json(self.text, self.at):  # all of it belongs to this value
+                raise self.refused(bad)
             self.more(want)
-            want *= 2  # so that a long value is not tried too often
+            want = min(2 * want, LARGEST_CHUNK)  # so that a long value is not tried too often
+
+    def check_depth(self, value: Any, end: int) -> None:
+        lists = sum(self.text.count(bracket, self.at, end) for bracket in "[{")
+        if lists > DEPTH and too_deep(value):
+            raise self.refused(TOO_DEEP)
 
     def peek(self) -> str:
         """The next character that is not a space; nothing at the end."""
@@ -91,6 +102,7 @@ class JsonStream:
     def more(self, size: int) -> None:
         try:
             data = self.file.read(size)
+            self.size += len(data)
             self.ended = not data
             new = self.decode.decode(data, self.ended)
         except UnicodeDecodeError:
@@ -99,11 +111,16 @@ class JsonStream:
         except (EOFError, gzip.BadGzipFile, zlib.error) as error:
             self.at = len(self.text)
             raise self.error(f"the compressed file is truncated or damaged: {error}") from None
+        if self.file is not self.raw and (bad := grows_too_much(self.size, self.raw.tell())):
+            raise self.refused(bad)
         self.passed += self.text.count("\n", 0, self.at)
         self.text, self.at = self.text[self.at :] + new, 0
         self.meter.at(self.raw.tell(), self.total, f"reading {self.path.name}")
 
     def error(self, what: str) -> MixflError:
+        return self.refused(f"is not valid JSON ({what}); is the file cut off?")
+
+    def refused(self, what: str) -> MixflError:
         line = self.line()
         self.raw.close()
-        return wrong(self.path, line, f"is not valid JSON ({what}); is the file cut off?")
+        return wrong(self.path, line, what if what.endswith("?") else f"{what}.")

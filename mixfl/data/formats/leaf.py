@@ -31,23 +31,26 @@ class Leaf(Table):
     def records(self) -> Iterator[Record]:
         for path in files(self.source, ".json"):
             stream = JsonStream(path, self.meter)
-            counts: dict[str, Any] = {}
+            users: Any = None
+            keys: list[str] = []
             seen = 0
             for key in stream.members():
+                keys = [*keys, key[:40]][:8]
                 if key != "user_data":
-                    counts[key] = stream.value()
+                    value = stream.value()
+                    users = value if key == "users" else users
                     continue
                 for user in stream.members():
                     at, seen = stream.line(), seen + 1
                     yield from self.examples(path, at, user, stream.value())
-            if not isinstance(counts.get("users"), list) or not seen:
+            if not isinstance(users, list) or not seen:
                 raise MixflError(
                     f"{path}: expected an object with users, num_samples and user_data (and "
-                    f"users in it), found {', '.join([*counts, 'user_data'][:8])}."
+                    f"users in it), found {', '.join(keys) or 'nothing'}."
                 )
-            if len(counts["users"]) != seen:
+            if len(users) != seen:
                 raise MixflError(
-                    f"{path}: users names {len(counts['users'])}, user_data has {seen}: the file "
+                    f"{path}: users names {len(users)}, user_data has {seen}: the file "
                     "is damaged, or joined wrongly."
                 )
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from mixfl.data.formats.base import Format, Record
 from mixfl.data.formats.reading import Meter, find, lines, plain, whole, wrong
+from mixfl.data.limits import SHORT_LINE
 from mixfl.errors import MixflError
 
 CONTEXT = 10
@@ -37,7 +38,7 @@ class MovieLens(Format):
         listed = find(path.parent, "u.item" if path.name.startswith("u.data") else "movies.dat")
         if listed is not None:
             self.beside["titles.json"] = dict(titles(listed, self.meter))
-        for number, line in lines(path, self.meter, "latin-1"):
+        for number, line in lines(path, self.meter, "latin-1", SHORT_LINE):
             row = ROW.fullmatch(line)
             user, movie = (int(row[1]), int(row[3])) if row else (0, 0)
             if row is None or not (0 < user < 2**31 and 0 < movie < 2**31):
@@ -63,7 +64,7 @@ class MovieLens(Format):
 def titles(path: Path, meter: Meter) -> Iterator[tuple[str, str]]:
     """Numbers and titles of movies.dat (movie::title::genres) or u.item (movie|title|...)."""
     between = "|" if path.name.startswith("u.item") else "::"
-    for number, line in lines(path, meter, "latin-1"):
+    for number, line in lines(path, meter, "latin-1", SHORT_LINE):
         movie, title, rest = [*line.split(between, 2), "", ""][:3]
         if whole(movie, 1) is None or not title.strip() or not rest:
             raise wrong(

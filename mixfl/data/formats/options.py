@@ -39,6 +39,7 @@ class Options:
     client: str | None = None  # the column or field that names a row's client
     label: str | None = None  # the column for a partition by label
     partition: Partition | None = None
+    images: str | None = None  # the folder that paths in a file are relative to and stay in
     size: int | None = None  # side of an image, in pixels
     length: int = 100  # characters of a sequence, without the next one
     normalize: bool = False  # TFF's Stack Overflow: lower case, tokens

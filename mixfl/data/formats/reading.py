@@ -10,10 +10,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from mixfl.data.limits import (
+    DEPTH,
+    LONGEST,
+    TOO_DEEP,
+    grows_too_much,
+    too_deep,
+    too_much_json,
+)
 from mixfl.errors import MixflError
 
 WHOLE = re.compile(r"-?[0-9]{1,18}")
-LONGEST = 64 << 20  # bytes of a line
 Report = Callable[[int, int, str], None]
 
 
@@ -34,16 +41,22 @@ def wrong(path: Path, line: int, what: str) -> MixflError:
     return MixflError(f"{path}, line {line}: {what}")
 
 
-def lines(path: Path, meter: Meter, encoding: str = "utf-8") -> Iterator[tuple[int, str]]:
+def lines(
+    path: Path, meter: Meter, encoding: str = "utf-8", longest: int = LONGEST
+) -> Iterator[tuple[int, str]]:
     """Numbered lines without their end, of a file that may be compressed (.gz)."""
-    number, total = 0, max(path.stat().st_size, 1)
+    number, size, total = 0, 0, max(path.stat().st_size, 1)
     with path.open("rb") as raw:
         file: Any = gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw
         try:
-            while line := file.readline(LONGEST):
-                number += 1
-                if len(line) == LONGEST:
-                    raise wrong(path, number, "is longer than 64 MiB: is this a text file?")
+            while line := file.readline(longest):
+                number, size = number + 1, size + len(line)
+                if len(line) == longest:
+                    raise wrong(
+                        path, number, f"is longer than {longest:,} bytes: is it the right file?"
+                    )
+                if file is not raw and (bad := grows_too_much(size, raw.tell())):
+                    raise wrong(path, number, f"{bad}.")
                 if number == 1 and encoding == "utf-8":
                     line = line.removeprefix(codecs.BOM_UTF8)
                 yield number, line.decode(encoding).rstrip("\r\n")
@@ -73,11 +86,17 @@ def json_lines(path: Path, meter: Meter) -> Iterator[tuple[int, dict[str, Any]]]
 
 
 def from_json(text: str, path: Path, number: int) -> Any:
+    if bad := too_much_json(text):
+        raise wrong(path, number, f"{bad}: split it into several lines.")
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        what = "is nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise wrong(path, number, f"is not valid JSON ({what}); is the file cut off?") from None
+        value = json.loads(text)
+    except RecursionError:
+        raise wrong(path, number, f"{TOO_DEEP}.") from None
+    except ValueError as error:
+        raise wrong(path, number, f"is not valid JSON ({error}); is the file cut off?") from None
+    if text.count("[") + text.count("{") > DEPTH and too_deep(value):
+        raise wrong(path, number, f"{TOO_DEEP}.")
+    return value
 
 
 def whole(text: str, low: int = 0, high: int = 2**31 - 1) -> int | None:

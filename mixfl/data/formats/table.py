@@ -17,6 +17,7 @@ import numpy as np
 from mixfl.data.formats.base import Format, Record
 from mixfl.data.formats.images import csv_rows
 from mixfl.data.formats.reading import files, json_lines, name, plain, wrong
+from mixfl.data.limits import FOOTER, LISTS, ROWS, SHORT_LINE
 from mixfl.errors import MixflError
 
 NUMBER = re.compile(r"\s*[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?\s*")
@@ -62,28 +63,48 @@ class Table(Format):
         return text
 
     def parquet(self, path: Path) -> Iterator[Row]:
-        import pyarrow as pa
         import pyarrow.parquet as pq
 
         number = 0
+        limits = {
+            "thrift_string_size_limit": FOOTER, "thrift_container_size_limit": LISTS,
+            "pre_buffer": False,
+        }  # fmt: skip
         try:
-            with pq.ParquetFile(path) as file:
-                for field in file.schema_arrow:
-                    kind = field.type
-                    while pa.types.is_list(kind) or pa.types.is_fixed_size_list(kind):
-                        kind = kind.value_type
-                    if pa.types.is_integer(kind) or pa.types.is_floating(kind):
-                        self.kinds.setdefault(field.name, np.dtype(kind.to_pandas_dtype()))
+            with pq.ParquetFile(path, **limits) as file:
+                names = file.schema_arrow.names
+                wanted, texts = self.wanted(file.schema_arrow)
+            # A long text that all rows have is in the file once, and stays so in a dictionary.
+            with pq.ParquetFile(path, read_dictionary=texts, **limits) as file:
                 total = max(file.metadata.num_rows, 1)
-                for batch in file.iter_batches(batch_size=1024):
+                for batch in file.iter_batches(batch_size=1024, columns=wanted):
+                    if bad := _too_large(batch):
+                        raise wrong(path, number + 1, bad)
                     for row in batch.to_pylist():
                         number += 1
-                        yield number, row
+                        yield number, dict.fromkeys(names) | row
                     self.meter.at(number, total, f"reading {path.name}")
         except (MixflError, GeneratorExit):
             raise
         except Exception as error:  # whatever a damaged file makes Arrow raise
             raise wrong(path, number + 1, f"the Parquet file is damaged: {error}.") from None
+
+    def wanted(self, schema: Any) -> tuple[list[str], list[str]]:
+        """The columns of a Parquet file that are read (numbers, the client and the label), and
+        which of them are texts."""
+        import pyarrow as pa
+
+        found, texts = [], []
+        for field in schema:
+            kind = _leaf(field.type)
+            if pa.types.is_integer(kind) or pa.types.is_floating(kind):
+                self.kinds.setdefault(field.name, np.dtype(kind.to_pandas_dtype()))
+            elif field.name in (self.client, self.label) and pa.types.is_string(field.type):
+                texts.append(field.name)
+            elif not pa.types.is_boolean(kind) and field.name not in (self.client, self.label):
+                continue
+            found.append(field.name)
+        return found, texts
 
     def choose(self, path: Path, number: int, row: dict[str, Any]) -> None:
         others = []
@@ -145,6 +166,34 @@ class Table(Format):
             columns[column] = a.astype(self.kinds.get(column, np.dtype(found)))
             at += width
         return columns
+
+
+def _too_large(batch: Any) -> str:
+    """What is too large in rows of a Parquet file, if anything is."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if batch.nbytes > ROWS:
+        return f"{batch.num_rows} rows have more than {ROWS:,} bytes."
+    for title, column in zip(batch.schema.names, batch.columns, strict=True):
+        if pa.types.is_dictionary(column.type) and pa.types.is_string(column.type.value_type):
+            longest = pc.max(pc.binary_length(column.dictionary)).as_py() or 0
+            if longest > SHORT_LINE:
+                return (
+                    f"column '{title}' has a text of {longest:,} bytes, more than {SHORT_LINE:,}."
+                )
+    return ""
+
+
+def _leaf(kind: Any) -> Any:
+    """The type of the values in lists, or in a dictionary, of an Arrow type."""
+    while True:
+        if hasattr(kind, "storage_type"):
+            kind = kind.storage_type
+        elif hasattr(kind, "value_type"):
+            kind = kind.value_type
+        else:
+            return kind
 
 
 def _array(value: Any) -> np.ndarray | None:

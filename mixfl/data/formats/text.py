@@ -84,6 +84,7 @@ def windows(text: str, length: int) -> np.ndarray:
 def normalized(text: str) -> str:
     """As TFF describes its Stack Overflow data: lower case, ASCII only, tokens set apart by
     spaces (apostrophes and hyphens stay in their word), addresses replaced by one token."""
+    text = re.sub("&#[0-9]{20,};?", "\ufffd", text)  # Python refuses to read very long numbers
     text = html.unescape(text).lower()
     text = re.sub(r"(?:https?://|www\.)\S+", " \0 ", text)
     text = text.encode("ascii", "ignore").decode()

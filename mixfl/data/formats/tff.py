@@ -2,10 +2,14 @@
 
 tff-celeba gives the columns of `celeba`, tff-stackoverflow (its tokens) those of the text
 formats. Unless the official split is asked for, all examples are taken, each once.
+
+A database can hold more than data: views, triggers and virtual tables run when a table is read.
+Only plain tables are read here, and nothing that the file itself defines is run.
 """
 
 import sqlite3
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
 
@@ -13,11 +17,16 @@ import numpy as np
 
 from mixfl.data.formats.base import Format, Record
 from mixfl.data.formats.example_proto import Feature, parse_example
-from mixfl.data.formats.reading import plain
+from mixfl.data.formats.reading import name, plain
 from mixfl.data.formats.text import sequences, windows
+from mixfl.data.limits import EXAMPLE
 from mixfl.errors import MixflError
 
 Used = TypeVar("Used")
+# SQLite goes by these texts of a schema, whatever else it says. Virtual tables are not among them.
+KNOWN = (
+    b"CREATE TABLE ", b"CREATE INDEX ", b"CREATE UNIQUE INDEX ", b"CREATE VIEW ", b"CREATE TRIGGER "
+)  # fmt: skip
 
 
 class Tff(Format):
@@ -27,29 +36,38 @@ class Tff(Format):
 
     def records(self) -> Iterator[Record]:
         self.check()
+        found = False
         try:
-            uri = f"file:{quote(str(self.source.resolve()))}?mode=ro&immutable=1"
-            self.db = sqlite3.connect(uri, uri=True)
-            self.db.text_factory = bytes
-            marks = ", ".join("?" * len(self.splits))
-            where = f"FROM examples WHERE split_name IN ({marks})"
-            total = self.db.execute(f"SELECT count(*) {where}", [*self.splits]).fetchone()[0]
-            rows = self.db.execute(
-                f"SELECT rowid, split_name, client_id {where} ORDER BY rowid", [*self.splits]
-            )
-            for done, (row, split, client) in enumerate(rows, 1):
-                name = self.text(row, client)
-                if not name:
+            self.db = connect(self.source)
+            if bad := not_plain(self.db):
+                raise self.wrong(bad)
+            for row, split, client in self.rows():
+                part = self.splits.get(self.text(row, split))
+                if part is None:
+                    continue
+                found, user = True, name(self.text(row, client))
+                if user is None:
                     raise MixflError(f"{self.source}, row {row}: client_id is empty.")
-                yield Record(name, b"%d" % row, part=self.splits[self.text(row, split)])
-                self.meter.at(done, total, f"reading {self.source.name}")
+                yield Record(user, b"%d" % row, part=part)
         except (sqlite3.Error, OverflowError) as error:
             raise self.wrong(str(error)) from None
-        if not total:
+        if not found:
             raise MixflError(
                 f"{self.source}: no row has one of the split_name {', '.join(self.splits)}: is "
                 "this the file of another data set?"
             )
+
+    def rows(self) -> Iterator[tuple[int, Any, Any]]:
+        """In order. Pages that point to each other in a circle would give rows without end."""
+        scan = "FROM examples NOT INDEXED ORDER BY rowid"
+        last = self.db.execute(f"SELECT rowid {scan} DESC LIMIT 1").fetchone() or (0,)
+        before = None
+        for row, split, client in self.db.execute(f"SELECT rowid, split_name, client_id {scan}"):
+            if before is not None and row <= before:
+                raise self.wrong(f"row {row} comes after row {before}: the file is damaged")
+            yield row, split, client
+            before = row
+            self.meter.at(max(row, 0), max(last[0], 1), f"reading {self.source.name}")
 
     def check(self) -> None:
         """SQLite itself reads what is cut off as zeros."""
@@ -98,6 +116,44 @@ class Tff(Format):
 
     def example(self, features: dict[str, Feature]) -> dict[str, np.ndarray]:
         raise NotImplementedError
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """To read only, by what SQLite advises for files of unknown origin."""
+    uri = f"file:{quote(str(path.resolve()))}?mode=ro&immutable=1"
+    db = sqlite3.connect(uri, uri=True)
+    db.text_factory = bytes
+    db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, EXAMPLE)
+    db.setlimit(sqlite3.SQLITE_LIMIT_ATTACHED, 0)
+    for setting in ("trusted_schema = OFF", "cell_size_check = ON", "mmap_size = 0"):
+        db.execute(f"PRAGMA {setting}")
+    db.set_authorizer(_reads_only)
+    return db
+
+
+def not_plain(db: sqlite3.Connection) -> str:
+    """What keeps `examples` from being a table with nothing but data, if anything does."""
+    for kind, called, sql in db.execute("SELECT type, name, sql FROM sqlite_master"):
+        if sql is not None and not (isinstance(sql, bytes) and sql.startswith(KNOWN)):
+            return f"it has something else than tables: {str(sql)[:60]}"
+        if kind == b"view" and isinstance(called, bytes) and called.lower() == b"examples":
+            return "examples is a view there, which runs queries of its own"
+    for _, column, _, _, _, _, hidden in db.execute("PRAGMA table_xinfo(examples)"):
+        if hidden or column.lower() == b"rowid":
+            return f"its column {column.decode(errors='replace')!r} is not a plain one"
+    return ""
+
+
+def _reads_only(action: int, what: str | None, *more: str | None) -> int:
+    """Whether SQLite may do a step of a query: no functions, no recursion, nothing for a view."""
+    *_, view = more
+    allowed = {
+        sqlite3.SQLITE_SELECT: (None,),
+        sqlite3.SQLITE_READ: ("examples", "sqlite_master"),
+        sqlite3.SQLITE_PRAGMA: ("table_xinfo",),
+    }
+    good = view is None and (what and what.lower()) in allowed.get(action, ())
+    return sqlite3.SQLITE_OK if good else sqlite3.SQLITE_DENY
 
 
 class TffCelebA(Tff):

@@ -11,6 +11,7 @@ from pathlib import Path
 from mixfl.data.formats.base import Record
 from mixfl.data.formats.reading import files, json_lines, lines, name, wrong
 from mixfl.data.formats.text import Text
+from mixfl.data.limits import SHORT_LINE
 
 PIECE = 1 << 16  # characters of plain text in a client
 DOC = re.compile(r'<doc (?:.*? )?id="([^"]{1,1000})".*>')
@@ -40,7 +41,7 @@ class Wikipedia(Text):
         article, begun, text = "", 0, _Joined()
         for number, line in lines(path, self.meter):
             if line.startswith("<doc "):
-                found = DOC.fullmatch(line)
+                found = DOC.fullmatch(line) if len(line) < SHORT_LINE else None
                 if article or not found:
                     why = f"the one of line {begun} has no </doc>" if article else 'no id="..."'
                     raise wrong(path, number, f"begins an article, but {why}.")
