@@ -78,14 +78,14 @@ def trimmed_mean(a, good, cut):
     the smallest; one value or two are left in any case, so that 0.5 is the median."""
     count = jnp.sum(good)
     ordered = jnp.sort(jnp.where(_along(good, a), a, jnp.inf), axis=0)
-    drop = jnp.minimum(jnp.floor(cut * count), (count - 1) // 2)
+    drop = jnp.minimum(part_of(cut, count), (count - 1) // 2)
     place = jnp.arange(len(a))
     return _mean(ordered, _along((place >= drop) & (place < count - drop), a))
 
 
 def nearest(stacked, good, trim):
-    """Which clients multi-Krum takes, [clients]: of n, all but the floor(trim n) whose n - f - 2
-    nearest neighbours are farthest away."""
+    """Which clients multi-Krum takes, [clients]: of n, all but the f = trim n (rounded up) whose
+    n - f - 2 nearest neighbours are farthest away."""
     flat = [
         jnp.where(_along(good, a), a, 0).reshape(len(a), -1).astype(jnp.float32)
         for a in jax.tree.leaves(stacked)
@@ -96,7 +96,7 @@ def nearest(stacked, good, trim):
     both = good[:, None] & good[None] & ~jnp.eye(len(good), dtype=bool)
     ordered = jnp.sort(jnp.where(both, distance, jnp.inf), axis=1)
     count = jnp.sum(good)
-    bad = jnp.floor(trim * count)
+    bad = part_of(trim, count)
     neighbours = jnp.clip(count - bad - 2, 1, None)
     near = jnp.arange(len(good))[None] < neighbours
     score = jnp.where(
@@ -104,6 +104,11 @@ def nearest(stacked, good, trim):
     )
     rank = jnp.argsort(jnp.argsort(score))
     return good & (rank < count - bad)
+
+
+def part_of(share, count):
+    """So many of the clients, rounded up: of four, a fifth is one."""
+    return jnp.ceil(share * count - 1e-4)
 
 
 def _mean(a, counts):
