@@ -25,6 +25,7 @@ from mixfl.errors import Diverged
 from mixfl.intervals import half_width
 from mixfl.problem import Federated, Problem
 from mixfl.runs.config import plan
+from mixfl.runs.programs import keep_programs
 
 RESULTS = Path(__file__).parent / "poison.json"
 SHARES = (0.1, 0.2)
@@ -128,6 +129,7 @@ def shown(values: list[float]) -> str:
 @click.option("--quick", is_flag=True, help="one trial; nothing is kept")
 def main(trials: int, algorithm: str, quick: bool) -> None:
     recipe(algorithm)  # an error now, not later
+    keep_programs()  # trials differ in their data and seeds only
     rows = measured(algorithm, 1 if quick else trials)
     head = ["bad clients", *AGGREGATIONS]
     print_table(
