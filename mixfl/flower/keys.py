@@ -13,6 +13,7 @@ asked for other hosts. Private files are readable by their owner only.
 import datetime
 import ipaddress
 import os
+import re
 import secrets
 from pathlib import Path
 
@@ -27,6 +28,7 @@ except ImportError as error:
     raise MixflError(f"keys: {error}. Install Flower: pip install 'mixfl[flower]'") from None
 
 HOSTS = ("localhost", "127.0.0.1")
+NAME = re.compile(r"(\*\.)?[A-Za-z0-9_]([\w-]*\w)?(\.[A-Za-z0-9_]([\w-]*\w)?)*", re.ASCII)
 YEAR = datetime.timedelta(days=365)
 
 
@@ -147,10 +149,12 @@ def _host(host: str) -> x509.GeneralName:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
         pass
-    try:
-        return x509.DNSName(host)
-    except ValueError:
-        raise MixflError(f"--host {host}: expected a host's name or an address.") from None
+    if not NAME.fullmatch(host):
+        raise MixflError(
+            f"--host '{host}': expected a host's name such as fl.example.org, or an address. "
+            "Several are given one by one."
+        )
+    return x509.DNSName(host)
 
 
 def _pem(key, form=serialization.PrivateFormat.PKCS8) -> bytes:
