@@ -1,5 +1,6 @@
 """Commands for deployments on Flower: new, keys, up, worker, superexec."""
 
+import sys
 from pathlib import Path
 
 import click
@@ -44,13 +45,13 @@ def keys(folder, nodes, hosts):
 @click.argument("role", type=click.Choice(["server", "node", "all"]))
 @click.argument("numbers", type=click.IntRange(min=1), nargs=-1, metavar="[N]...")
 @click.option("--project", type=click.Path(path_type=Path, file_okay=False, exists=True),
-              default=".", metavar="FOLDER", help="The project's folder; this one, if not given.")  # fmt: skip
+              default=".", metavar="FOLDER",
+              help="The project's folder; this one, if not given.")  # fmt: skip
 @click.option("--run", is_flag=True, help="Train, too: repeat the run until it is finished.")
 @click.option("--run-config", default="", metavar="KEYS",
               help="As of `flwr run`, such as \"algorithm='1wgt' out='runs/1wgt'\".")  # fmt: skip
 @click.option("--keep", is_flag=True, help="Go on serving when the run is finished.")
-@click.pass_context
-def up(context, role, numbers, project, run, run_config, keep):
+def up(role, numbers, project, run, run_config, keep):
     """Start what a machine of a deployment runs, and start again what ends.
 
     server: SuperLink and superexec, and with --run a run. node 1 2: SuperNodes and their workers.
@@ -68,7 +69,7 @@ def up(context, role, numbers, project, run, run_config, keep):
     if role == "node" and (run or keep):
         raise MixflError("mixfl flower up node: --run and --keep are the server's.")
     nodes = with_keys(project) if role == "all" else list(numbers)
-    context.exit(keep_up(project, role != "node", nodes, run, run_config, keep))
+    sys.exit(keep_up(project, role != "node", nodes, run, run_config, keep))
 
 
 @flower.command()

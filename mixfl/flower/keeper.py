@@ -11,7 +11,6 @@ import contextlib
 import hashlib
 import json
 import socket
-import subprocess
 import tempfile
 import time
 import tomllib
@@ -26,6 +25,7 @@ from mixfl.flower.supervisor import Keeper, Pause, say, start
 
 FLWR = ("sh", "-c", '. ./env.sh && exec flwr "$@"', "flwr")
 GIVEN_UP = 3  # the exit code
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds before a run is repeated
 TRIES = 5  # failures of its own, without a new round between them
 HUNG = 120.0  # seconds after which a command of Flower's is ended
 ASK_EVERY, ASK_SELDOM = 5.0, 30.0  # seconds between two questions to the SuperLink
@@ -81,7 +81,7 @@ class RunKeeper:
     restarts: Callable[[], int] = lambda: 0  # of superexec
     flwr: Sequence[str] = FLWR
     environment: Mapping[str, str] = field(default_factory=dict)
-    pause: Pause = field(default_factory=lambda: Pause(1.0, 60.0))
+    pause: Pause = field(default_factory=lambda: Pause(FIRST_PAUSE, LONGEST_PAUSE))
     sleep: Callable[[float], Waiting] = lambda seconds: waiting(seconds)
 
     def kept(self) -> Keeper:
@@ -127,6 +127,7 @@ class RunKeeper:
             if self._status().get("status") == "finished":
                 break
             if own is None:
+                self._end_server()
                 say(f"run: stopped by `flwr stop`; it is at round {self._rounds()}")
                 return GIVEN_UP
             if self._rounds() > before:
@@ -154,7 +155,7 @@ class RunKeeper:
             return f"can't be started: {told.reason()}", self._is_reachable()
         self._note(number)
         say(f"run: {number} is started")
-        served = yield from self._served(str(number))
+        yield from self._served(str(number))
         found = yield from self._found(str(number))
         status = found.get("status", "unknown")
         if status.startswith("finished"):
@@ -165,30 +166,38 @@ class RunKeeper:
             return self._message(began) or found.get("status-details") or "failed", True
         if status == "finished:completed":  # and yet its folder does not say so
             return f"it is over, and {self.out} is not finished", True
-        return ("its server has ended" if served else "it did not begin"), False
+        return "its server has ended", False
 
-    def _served(self, number: str) -> Generator[None, None, bool]:
-        """Waits for the end of a run's server; was there one?"""
+    def _served(self, number: str) -> Waiting:
+        """Waits for the end of a run's server, by what the machine says and what Flower does."""
         assert self.out is not None
-        held, served, over = processes.serving(self.out), False, 0.0
+        held, served, over, missed = processes.serving(self.out), False, 0.0, 0
         asked = time.monotonic()
         while True:
             yield from self.sleep(0.5)
             if processes.running(held):
                 served = True
             elif served:
-                return True
-            if time.monotonic() - asked > (ASK_SELDOM if served else ASK_EVERY):
-                found = yield from self._found(number)
-                asked = time.monotonic()
-                if not found.get("status", "").startswith("finished"):
-                    over = 0.0
-                elif not served:
-                    return False
-                elif over and time.monotonic() - over > LINGER:
+                return
+            if time.monotonic() - asked < (ASK_SELDOM if served else ASK_EVERY):
+                continue
+            status = (yield from self._found(number)).get("status", "")
+            asked = time.monotonic()
+            if status.startswith("finished"):
+                if not served or (over and asked - over > LINGER):
                     self._end_server()
-                else:
-                    over = over or time.monotonic()
+                    return
+                over = over or asked
+            elif status in ("starting", "running") and not self._any_server():
+                missed += 1
+                if missed == 2:  # it was killed before it had its folder; Flower needs a minute
+                    return
+            else:
+                missed = 0
+
+    def _any_server(self) -> bool:
+        ours = processes.marked(f"{self.project}/superexec")
+        return processes.running(lambda process: processes.is_server(process) and ours(process))
 
     def _found(self, number: str) -> Generator[None, None, dict[str, Any]]:
         """What the SuperLink says about a run; nothing while it is away."""

@@ -50,11 +50,16 @@ def marked(mark: str) -> Found:
     return found
 
 
+def is_server(process: Path) -> bool:
+    """Of a run, whichever it is."""
+    return b"flwr-serverapp" in (process / "cmdline").read_bytes()
+
+
 def serving(folder: Path) -> Found:
     """A run's server that holds the lock of the run's folder."""
 
     def found(process: Path) -> bool:
-        if b"flwr-serverapp" not in (process / "cmdline").read_bytes():
+        if not is_server(process):
             return False
         lock = (folder / ".lock").stat()
         return any(os.path.samestat(lock, _stat(fd)) for fd in (process / "fd").iterdir())

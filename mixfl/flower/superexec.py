@@ -1,6 +1,6 @@
-"""flower-superexec, but that tokens are not seen in a command line, which every user of a machine can
-read: a run's server gets its token in a file that has no name. It ends with superexec, even if
-that is killed.
+"""flower-superexec, but that no token is in a command line, which every user of a machine can read:
+a run's server gets its token in a file that has no name. It ends with superexec, even if that is
+killed.
 
 What is changed is inside flwr 1.41; with another version, use its own flower-superexec.
 """

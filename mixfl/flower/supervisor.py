@@ -1,7 +1,7 @@
 """Keeps processes up: starts them, starts again what ends, and ends all with itself.
 
-However the supervisor ends, what it started ends too; should anything be left all the same, the next
-supervisor ends it first (processes.py). A pause before a restart grows while a process keeps
+However the supervisor ends, what it started ends too; should anything be left all the same, the
+next supervisor ends it first (processes.py). A pause before a restart grows while a process keeps
 ending soon. One line per event is printed; what the processes print is in logs/.
 """
 
