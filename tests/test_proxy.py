@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.flower,
     pytest.mark.skipif(NGINX is None, reason="nginx is not installed (Debian: nginx-light)"),
 ]
-BODY_TIMEOUT = 2  # seconds
+BODY_TIMEOUT = 10  # seconds
 CONNECTIONS = 32  # of one address, as in nginx.conf
 # The whole of a configuration around the project's own; nothing is written outside its folder.
 AROUND = """
@@ -124,7 +124,7 @@ def test_nodes_train_through_it(proxied):
 
     proxied.wait_until(online, "the node is online")
     out = proxied.folder / "runs/proxied"
-    run = proxied.run(rounds=2, min_clients=1, min_replies=0.1, out=str(out))
+    run = proxied.run(rounds=2, min_clients=1, min_replies=0.1, round_deadline=20.0, out=str(out))
     assert proxied.finished(run) == "finished:completed", proxied.told(run)
     assert mixfl.load(out).metrics[-1]["clients/accepted"] == 2
     assert set(proxied.passed_on("/v1/fleet/push-object")) == {proxied.address}
@@ -170,9 +170,7 @@ def test_all_else_is_refused(proxied, path):
 def test_connections_are_counted(proxied):
     """They stay open, with a body to come; those too many are told at once."""
     path = "/v1/fleet/push-object?many"
-    before = len(proxied.seen())
     several = [proxied.post(path, "Content-Length: 1000") for _ in range(CONNECTIONS + 8)]
-    proxied.wait_until(lambda: len(proxied.seen()) >= before + 8, "eight are refused")
-    assert [code for code, _, p in proxied.seen() if p == path][:8] == ["503"] * 8
-    for connection in several:
-        connection.close()
+    codes = [status(connection) for connection in several]
+    assert codes.count(503) >= 8  # with those that the node has open
+    assert set(proxied.passed_on(path)) == {"-"}
