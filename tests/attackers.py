@@ -11,6 +11,8 @@ It goes on when the SuperLink was away, until it is killed.
 """
 
 import json
+import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -26,6 +28,8 @@ from flwr.supercore.inflatable.inflatable_object import (
     get_object_tree,
 )
 from flwr.supernode.fleet_http_connection import http_request_response
+
+from mixfl.flower.processes import end_with
 
 Sent = tuple[ObjectTree, dict[str, bytes]]
 POPULATION = "federated"
@@ -99,10 +103,10 @@ def attack(kind: str, superlink: str, authority: Path, key: Path, number: int) -
 
 
 if __name__ == "__main__":
-    kind, superlink, authority, key, number = sys.argv[1:]
-    while True:
-        try:
-            attack(kind, superlink, Path(authority), Path(key), int(number))
-        except (SystemExit, Exception) as error:  # the SuperLink is away, or refuses it for now
-            print(f"{kind}: {type(error).__name__} {error}", flush=True)
+    kind, superlink, authority, key, number, *once = sys.argv[1:]
+    if once:
+        attack(kind, superlink, Path(authority), Path(key), int(number))
+    while True:  # flwr ends its process where the SuperLink is away, or refuses it for now
+        command = [sys.executable, *sys.argv, "once"]
+        subprocess.run(command, preexec_fn=end_with(os.getpid()))
         time.sleep(2)
