@@ -271,3 +271,18 @@ def test_a_watcher_ends_with_its_node():
         node.wait()
         watcher.kill()
         watcher.wait()
+
+
+def test_a_worker_that_hangs_is_ended():
+    """By a signal of the kernel's, three times the round's deadline after the message came."""
+    program = """
+import time
+from types import SimpleNamespace
+import mixfl.flower.worker as worker
+
+message = SimpleNamespace(metadata=SimpleNamespace(ttl=0.1))
+worker.pull_task_input = lambda client: (message, None, None, None)
+worker._answer(None, lambda message, context: time.sleep(1000))
+"""
+    done = subprocess.run([sys.executable, "-c", program], timeout=300)
+    assert done.returncode == -signal.SIGALRM

@@ -18,6 +18,7 @@ from benchmarks.deployment import free_port
 from mixfl.cli import cli
 from mixfl.errors import MixflError
 from mixfl.flower import processes, supervisor
+from mixfl.flower.keeper import RunKeeper
 from mixfl.flower.keys import make_keys
 from mixfl.flower.new import write_project
 from mixfl.flower.supervisor import Child, Pause
@@ -362,3 +363,25 @@ def test_no_token_in_a_command_line(tmp_path):
     assert token == "the secret"
     assert "secret" not in arguments
     assert "--token-file" in arguments
+
+
+def test_a_disk_that_can_not_be_written_stops_nothing(tmp_path):
+    """Here there is no folder to write to; what is lost are notes."""
+    keeper = RunKeeper(tmp_path, "127.0.0.1:9", tmp_path / "run", flwr=["/none"])
+    keeper._note(5)
+    told = list_end(keeper._ask("list"))
+    assert not told.done
+    assert "can't be asked" in told.text
+    child = Child("child", ["true"], tmp_path)
+    while child.starts < 1 or child.process is not None:
+        child.tend()
+    assert not (tmp_path / "logs").exists()
+
+
+def list_end(generator):
+    """What a generator returns."""
+    while True:
+        try:
+            next(generator)
+        except StopIteration as end:
+            return end.value

@@ -107,7 +107,7 @@ class RunKeeper:
                 told = yield from self._ask("supernode", "register", str(key), "--format", "json")
                 if told.done or "already in use" in told.text:
                     say(f"{key.stem}: its key is registered")
-                    with open(noted, "a", encoding="utf-8") as file:
+                    with contextlib.suppress(OSError), open(noted, "a", encoding="utf-8") as file:
                         file.write(line)
                     break
                 say(f"{key.stem}: its key can't be registered: {told.reason()}")
@@ -220,10 +220,11 @@ class RunKeeper:
 
     def _note(self, number: Any) -> None:
         note = self.project / "state/run.json"
-        if number is None:
-            note.unlink(missing_ok=True)
-        else:
-            note.write_text(json.dumps({"run-id": number}) + "\n")
+        with contextlib.suppress(OSError):  # a full disk; all that is lost is the telling
+            if number is None:
+                note.unlink(missing_ok=True)
+            else:
+                note.write_text(json.dumps({"run-id": number}) + "\n")
 
     def _end_server(self) -> None:
         """An orphan would keep the folder's lock, and may not listen to SIGTERM."""
@@ -269,21 +270,21 @@ class RunKeeper:
 
     def _ask(self, *arguments: str) -> Generator[None, None, Told]:
         mark, end = f"{self.project}/flwr", time.monotonic() + HUNG
-        with tempfile.TemporaryFile() as output:
-            try:
+        try:
+            with tempfile.TemporaryFile() as output:
                 command = [*self.flwr, *arguments]
                 process = start(command, self.project, mark, self.environment, output)
-            except OSError as error:
-                return Told(False, f"{self.flwr[0]}: {error.strerror}")
-            try:
-                while process.poll() is None and time.monotonic() < end:
-                    yield
-            finally:
-                if process.poll() is None:
-                    process.kill()
-                    process.wait()
-            output.seek(0)
-            text = output.read().decode(errors="replace")
+                try:
+                    while process.poll() is None and time.monotonic() < end:
+                        yield
+                finally:
+                    if process.poll() is None:
+                        process.kill()
+                        process.wait()
+                output.seek(0)
+                text = output.read().decode(errors="replace")
+        except OSError as error:
+            return Told(False, f"flwr can't be asked: {error.strerror or error}")
         return Told(process.returncode == 0, text)
 
 

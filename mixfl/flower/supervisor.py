@@ -188,9 +188,10 @@ class Supervisor:
                 f"{name} in {self.folder} is kept up already, by process {file.read().strip()}: "
                 "stop that one first."
             ) from None
-        file.truncate(0)
-        file.write(f"{os.getpid()}\n")
-        file.flush()
+        with contextlib.suppress(OSError):  # a full disk; the lock is held all the same
+            file.truncate(0)
+            file.write(f"{os.getpid()}\n")
+            file.flush()
 
     def _stop(self, number: int, frame) -> None:
         self.asked += 1
