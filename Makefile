@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo chromium test test-flower test-chaos test-all check lint bench bench-peers growth lock clean
+.PHONY: demo chromium nginx test test-flower test-chaos test-all check lint bench bench-peers growth lock clean
 
 # Installed once, and again when the project's files or the pinned versions change.
 .venv/ready: pyproject.toml constraints.txt
@@ -34,18 +34,27 @@ chromium:
 		echo "For the page's tests install Chromium (Debian: sudo apt-get install chromium)"; \
 	fi
 
+# For the tests of the proxy's configuration, which are skipped without it.
+nginx:
+	@PATH="$$PATH:/usr/sbin" which nginx > /dev/null || \
+	if [ "$$(id -u)" = 0 ] && which apt-get > /dev/null; then \
+		apt-get update -qq; apt-get install -y -qq nginx-light || echo "nginx can't be installed"; \
+	else \
+		echo "For the proxy's tests install nginx (Debian: sudo apt-get install nginx-light)"; \
+	fi
+
 test: .venv/complete chromium
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'not slow and not flower'
 
 # A SuperLink and three SuperNodes as real processes, one test at a time: they share the cores.
-test-flower: .venv/complete
+test-flower: .venv/complete nginx
 	$(BIN)/python -m pytest -q -m 'flower and not slow'
 
-# The same with everything killed at random, for some minutes.
+# The same with everything killed, the SuperLink away and nodes that attack: a quarter of an hour.
 test-chaos: .venv/complete
-	$(BIN)/python -m pytest -q tests/test_chaos.py -k short
+	$(BIN)/python -m pytest -q tests/test_chaos.py -m slow
 
-test-all: .venv/complete chromium
+test-all: .venv/complete chromium nginx
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'not flower'
 	$(BIN)/python -m pytest -q -m flower
 

@@ -8,6 +8,7 @@ to end what hangs, nothing else.
 import ctypes
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -16,6 +17,7 @@ import sys
 import time
 from pathlib import Path
 
+from mixfl.flower import processes
 from mixfl.flower.keys import make_keys
 from mixfl.flower.new import write_project
 
@@ -36,11 +38,14 @@ def end_with_parent() -> None:
 
 
 def child(parent: int, part: str) -> int | None:
-    """A child process whose command line has the given part."""
+    """A child process, or a child's, whose command line has the given part."""
     try:
-        for pid in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
+        for name in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
+            pid = int(name)
             if part.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
-                return int(pid)
+                return pid
+            if found := child(pid, part):
+                return found
     except OSError:  # one has just ended
         pass
     return None
@@ -175,8 +180,11 @@ class Deployment:
 
     def worker(self, node: str) -> int | None:
         """The process that answers a node's messages."""
-        watching = child(self.processes[node].pid, "mixfl")
-        return watching and child(watching, "mixfl.flower.worker")
+        return child(self.processes[node].pid, "mixfl.flower.worker")
+
+    def watcher(self, node: str) -> int | None:
+        """The process that hands a node's messages to its worker."""
+        return child(self.processes[node].pid, "flower\0worker")
 
     def finished(self, run: int, seconds: float = HUNG) -> str:
         """Waits for the end of a run; how it ended."""
@@ -186,6 +194,49 @@ class Deployment:
     def told(self, run: int) -> str:
         """What the server's part of a run printed."""
         return self.flwr("log", str(run), "--show")
+
+
+class Supervised(Deployment):
+    """The same, kept up by `mixfl flower up`: a supervisor for the server and one per node."""
+
+    def __enter__(self) -> "Supervised":
+        return self
+
+    def start(self, name: str, *options: str, **environment: str) -> None:
+        """Starts the supervisor of `server` or `node-N`."""
+        role, _, number = name.partition("-")
+        command = ["mixfl", "flower", "up", role, *filter(None, [number]), *options]
+        own = {"PORT": str(self.ports[name])} if number else {}
+        self.started[name] = time.monotonic()
+        with open(self.log_file(f"up-{name}"), "ab") as log:
+            self.processes[name] = subprocess.Popen(
+                command, cwd=self.folder, env=self.environment(**own, **environment), stdout=log,
+                stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, preexec_fn=end_with_parent,
+            )  # fmt: skip
+
+    def stop(self) -> None:
+        for process in self.processes.values():
+            process.kill()
+            process.wait()
+        self.processes.clear()
+        for name in ("superlink", "superexec", "flwr"):
+            processes.kill(processes.marked(f"{self.folder.resolve()}/{name}"))
+        for n in range(1, self.nodes + 1):
+            for name in ("node", "worker"):
+                processes.kill(processes.marked(f"{self.folder.resolve()}/{name}-{n}"))
+
+    def part(self, kept: str, line: str) -> processes.Found:
+        """A process by the name of what is kept up, and a part of its command line."""
+        ours = processes.marked(f"{self.folder.resolve()}/{kept}")
+
+        def found(process: Path) -> bool:
+            return line.encode() in (process / "cmdline").read_bytes() and ours(process)
+
+        return found
+
+    def runs(self) -> list[str]:
+        """The numbers that Flower gave to the runs."""
+        return re.findall(r"run: (\d+) is started", self.log("up-server"))
 
 
 def second_project(deployment: Deployment, task: str) -> Path:

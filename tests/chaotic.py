@@ -10,7 +10,7 @@ from mixfl.flower.apps import answer as honest
 
 SEED = 7
 SHARE = 0.3  # of the answers that go wrong
-DEADLINE = 40.0  # of a round
+DEADLINE = 20.0  # of a round
 
 
 def spoiled(good: RecordDict, **changes) -> RecordDict:

@@ -56,6 +56,14 @@ def test_simulator_equals_deployment(deployment, algorithm):
     assert last["comm/down_bytes"] > 0 < last["comm/up_bytes"]
 
 
+def test_no_token_in_a_command_line(deployment):
+    run = deployment.run(rounds=1, out=str(deployment.folder / "runs/token"))
+    line = Path(f"/proc/{deployment.server_process()}/cmdline").read_bytes().split(b"\0")
+    assert b"--token-file" in line
+    assert b"--token" not in line
+    assert deployment.finished(run) == "finished:completed", deployment.told(run)
+
+
 def test_row_sparse_movie(deployment):
     project = two_of_three(second_project(deployment, "movie"))
     out = project / "runs" / "2wgt"

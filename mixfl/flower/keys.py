@@ -13,6 +13,7 @@ asked for other hosts. Private files are readable by their owner only.
 import datetime
 import ipaddress
 import os
+import re
 import secrets
 from pathlib import Path
 
@@ -27,16 +28,18 @@ except ImportError as error:
     raise MixflError(f"keys: {error}. Install Flower: pip install 'mixfl[flower]'") from None
 
 HOSTS = ("localhost", "127.0.0.1")
+NAME = re.compile(r"(\*\.)?[A-Za-z0-9_]([\w-]*\w)?(\.[A-Za-z0-9_]([\w-]*\w)?)*", re.ASCII)
 YEAR = datetime.timedelta(days=365)
 
 
 def make_keys(folder: Path, nodes: int = 3, hosts: tuple[str, ...] = ()) -> list[Path]:
     """The files that were written."""
+    names = {host: _host(host) for host in [*hosts, *HOSTS]}  # a mistake shows before any file
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     files = _Files(folder)
     authority = _authority(files)
     if hosts or not (folder / "server.crt").exists():
-        _server(files, *authority, tuple(dict.fromkeys([*hosts, *HOSTS])))
+        _server(files, *authority, names)
     if not (folder / "server.secret").exists():
         files.write("server.secret", secrets.token_bytes(32), private=True)
     for n in range(1, nodes + 1):
@@ -90,12 +93,15 @@ def _authority(files: _Files) -> tuple[x509.Certificate, ec.EllipticCurvePrivate
     return built, private
 
 
-def _server(files: _Files, authority: x509.Certificate, signer, hosts: tuple[str, ...]) -> None:
+def _server(
+    files: _Files, authority: x509.Certificate, signer, hosts: dict[str, x509.GeneralName]
+) -> None:
     private = ec.generate_private_key(ec.SECP384R1())
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0][:64])])
+    first = next(iter(hosts))
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, first[:64])])
     built = (
         _certificate(name, authority.subject, private.public_key(), 2 * YEAR)
-        .add_extension(x509.SubjectAlternativeName([_host(h) for h in hosts]), critical=False)
+        .add_extension(x509.SubjectAlternativeName(hosts.values()), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(digital_signature=True), critical=True)
         .add_extension(
@@ -147,10 +153,12 @@ def _host(host: str) -> x509.GeneralName:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
         pass
-    try:
-        return x509.DNSName(host)
-    except ValueError:
-        raise MixflError(f"--host {host}: expected a host's name or an address.") from None
+    if not NAME.fullmatch(host):
+        raise MixflError(
+            f"--host '{host}': expected a host's name such as fl.example.org, or an address. "
+            "Several are given one by one."
+        )
+    return x509.DNSName(host)
 
 
 def _pem(key, form=serialization.PrivateFormat.PKCS8) -> bytes:

@@ -22,11 +22,12 @@ def write_project(folder: Path, task: str) -> None:
     # All of it or nothing: it is written beside, and then takes the place of the empty folder.
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".mixfl-new-") as beside:
         made = Path(beside) / "project"
-        made.mkdir()
-        for source in sorted(TEMPLATE.iterdir()):
-            if source.is_file() and source.suffix != ".py":
+        for source in sorted(TEMPLATE.rglob("*")):
+            if source.is_file() and source.suffix not in (".py", ".pyc"):
                 text = source.read_text(encoding="utf-8").replace("TASK", task)
-                target = made / NAMES.get(source.name, source.name)
+                relative = source.relative_to(TEMPLATE)
+                target = made / relative.with_name(NAMES.get(source.name, source.name))
+                target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_text(text, encoding="utf-8")
                 if source.suffix == ".sh" and source.name != "env.sh":
                     target.chmod(0o755)

@@ -22,6 +22,7 @@ import time
 from pathlib import Path
 
 from mixfl.errors import MixflError
+from mixfl.flower.processes import started
 
 try:
     from flwr.app import Error, Message
@@ -55,11 +56,11 @@ PATIENCE = 3.0  # times the seconds that the server waits for an answer
 ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 
 
-def watch(address: str, secret: Path | None = None, with_parent: bool = False) -> None:
-    """Serves the SuperNode whose Runtime API is at `address`; `with_parent`: until the process
-    ends that started this one."""
-    if with_parent:
-        threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+def watch(address: str, secret: Path | None = None, until: int | None = None) -> None:
+    """Serves the SuperNode whose Runtime API is at `address`; `until` a process, given by its
+    number, has ended."""
+    if until is not None:
+        threading.Thread(target=_end_with, args=(until,), daemon=True).start()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     acquire = SuperExecAuthHttpInterceptor(
         master_secret=secret.read_bytes(), protected_methods=frozenset({ACQUIRE})
@@ -86,8 +87,9 @@ def watch(address: str, secret: Path | None = None, with_parent: bool = False) -
         _end(worker)
 
 
-def _end_with(parent: int) -> None:
-    while os.getppid() == parent:
+def _end_with(process: int) -> None:
+    since = started(process)
+    while since is not None and started(process) == since:
         time.sleep(0.2)
     os._exit(0)  # the worker ends with its standard input
 

@@ -3,4 +3,10 @@
 #   ./keys.sh [HOST...]
 set -eu
 cd "$(dirname "$0")"
-mixfl flower keys keys --nodes "${NODES:-3}" $(for host in "$@"; do echo "--host $host"; done)
+count=$#
+while [ "$count" -gt 0 ]; do # each HOST becomes --host HOST
+    set -- "$@" --host "$1"
+    shift
+    count=$((count - 1))
+done
+exec mixfl flower keys keys --nodes "${NODES:-3}" "$@"
