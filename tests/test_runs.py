@@ -146,7 +146,7 @@ def test_folder(whole):
     out = whole("2wgt")
     assert {p.name for p in out.iterdir()} == {
         ".lock", "config.toml", "metrics.jsonl", "checkpoints", "tensorboard", "status.json",
-        "model.safetensors",
+        "model.safetensors", "origin.json",
     }  # fmt: skip
     assert json.loads((out / "status.json").read_text()) == {"status": "finished", "round": ROUNDS}
     assert sorted(p.name for p in (out / "checkpoints").iterdir()) == ["4", "6", "7"]

@@ -19,10 +19,15 @@ from mixfl.errors import MixflError
                  help="A config.toml, as a run's folder holds it: repeats that run."),
     click.option("--measure", metavar="WHAT",
                  help="dissimilarity: G~^2 and B~^2 with each evaluation (theory/g2, theory/b2)."),
+    click.option("--restart", is_flag=True,
+                 help="Begin anew in --out; what it holds of the run is moved aside."),
+    click.option("--from-best", is_flag=True,
+                 help="Go on from the best checkpoint; what came after it is moved aside."),
+    click.option("--changed-data", is_flag=True, help="Go on, though the data has changed."),
 )  # fmt: skip
 def run(
     task, algorithm, config, measure, preset, rounds, seed, out, data, assignments, resume, track,
-    distributed,
+    distributed, **how,
 ):  # fmt: skip
     """Train TASK with one algorithm."""
     from mixfl.runs.given import read_config
@@ -49,7 +54,7 @@ def run(
         )  # fmt: skip
     name = task if ".py" not in task else planned.problem.name
     out = out or Path("runs") / f"{name}-{algorithm}-seed{planned.settings.seed}"
-    result = train(planned, out, resume, reporter(processes.first()), track=track)
+    result = train(planned, out, resume, reporter(processes.first()), track=track, **how)
     if not processes.first():
         return
     if result.metrics:
