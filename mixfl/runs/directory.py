@@ -115,6 +115,15 @@ def locked(path: Path) -> Any:
     return lock
 
 
+def say_failed(path: Path, message: str) -> None:
+    """In the name of a process that had no time for it, if it was a run."""
+    if (path / "config.toml").is_file():
+        with contextlib.suppress(MixflError, OSError), locked(path):
+            earlier = {k: v for k, v in read_status(path).items() if k != "message"}
+            content = {"round": 0, **earlier, "status": "failed", "message": message[:MESSAGE]}
+            write_whole(path / "status.json", (json.dumps(content) + "\n").encode())
+
+
 class RunDirectory:
     """The folder of a run that is under way. One process at a time."""
 

@@ -16,7 +16,7 @@ class Events:
     """
 
     def __init__(self, path: Path, start: int):
-        from tensorboardX.proto.event_pb2 import Event
+        from tensorboardX.proto.event_pb2 import Event, SessionLog
 
         self.file = path / f"events.out.tfevents.{int(time.time()):010d}.mixfl.{start:08d}"
         try:
@@ -25,12 +25,7 @@ class Events:
         except OSError as error:
             raise disk_error(self.file, error) from None
         self._add(Event(file_version="brain.Event:2"))
-        self.again(start)
-
-    def again(self, start: int) -> None:
-        """Hides what was written of the rounds after `start`, which are made again."""
-        from tensorboardX.proto.event_pb2 import Event, SessionLog
-
+        # What an earlier process wrote of the rounds that are made again is hidden.
         self._add(Event(step=start + 1, session_log=SessionLog(status=SessionLog.START)))
 
     def add(self, row: dict[str, Any]) -> None:

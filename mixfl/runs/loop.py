@@ -3,7 +3,7 @@
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,6 +13,7 @@ from mixfl.errors import Diverged, Interrupted, MixflError
 from mixfl.runs import origin
 from mixfl.runs.alarm import jumped
 from mixfl.runs.checkpoint import Checkpoints, where_model_is
+from mixfl.runs.counts import counted, reasons, too_many
 from mixfl.runs.evaluation import Evaluation, number
 from mixfl.runs.events import Events
 from mixfl.runs.notes import noteworthy
@@ -21,7 +22,6 @@ from mixfl.theory.gradients import Gradients
 
 CHECKPOINT_SECONDS = 60  # a checkpoint at least this often, however long the rounds are
 MEETING_SECONDS = 1.0  # between two moments at which several processes ask whether to stop
-PATIENCE = 5  # rounds in a row that are skipped at the end before the run is given up
 
 
 class Training:
@@ -45,7 +45,6 @@ class Training:
         self.stack, self.tracker, self.status = stack, tracker, status
         self.changed = changed  # other data than before is wanted
         self.done = 0  # the last round that was not skipped
-        self.skipped = 0  # rounds in a row until now, those included that were made again
         self.met = (0, time.perf_counter())  # round and time at which the processes met last
         self.meeting = 0  # the round of their next meeting
 
@@ -62,8 +61,7 @@ class Training:
             self.status.running(start, start)
         with stop_requested() as asked:
             state = self._loop(state, start, asked)
-            while self.skipped:
-                state = self._loop(state, self._again(), asked)
+        self._check_end()
         return state
 
     def _begin(self) -> tuple[Any, int]:
@@ -72,8 +70,8 @@ class Training:
         with processes.Together() as begun:
             if self.directory is not None:
                 start, state = self._restored(state)
-            begun.value = start, dict(self.counts), self.rows
-        start, counts, self.rows = begun.value
+            begun.value = start, dict(self.counts), self.rows, self.done
+        start, counts, self.rows, self.done = begun.value
         self.counts = Counter(counts)
         return processes.share(state), start
 
@@ -110,32 +108,27 @@ class Training:
         return start, state
 
     def _unskipped(self, start: int, skipped: int) -> int:
-        """Where to go on from a checkpoint. A run that ended with skipped rounds makes them again;
-        within a run they are over, as if it had not been interrupted."""
+        """Where to go on from a checkpoint. A run that failed by skipped rounds makes them again;
+        others are over, as if the run had not been interrupted."""
         self.done = start - skipped
-        if skipped and start == self.s.rounds:
+        if start == self.s.rounds and too_many(skipped, start):
             self.checkpoints.rename(start, self.done)
             return self.done
-        self.skipped = skipped
         return start
 
-    def _again(self) -> int:
-        """Back to the last round that was not skipped, whose state is that of the end."""
-        if self.skipped >= PATIENCE:
-            first, last = self.done + 1, self.s.rounds
-            which = f"rounds {first} to {last} were" if first < last else f"round {last} was"
+    def _check_end(self) -> None:
+        """A run whose last rounds were all skipped has lost its clients: it is not finished."""
+        first, last = self.done + 1, self.s.rounds
+        skipped = last - self.done
+        which = f"rounds {first} to {last} were" if first < last else f"round {last} was"
+        if too_many(skipped, last):
             raise MixflError(
-                f"{which} skipped, {self.skipped} in a row until the end of the run: there is no "
-                "model. See why their clients gave no good reply; the same command goes on from "
-                f"round {self.done}, with --resume where it has it."
+                f"{which} skipped, as too few clients gave a good reply, up to the end of the run: "
+                "it has no model. See why; the same command (with --resume, where it takes that) "
+                f"goes on from round {self.done}."
             )
-        self.report.note(f"the run does not end with skipped rounds: back to round {self.done}")
-        if self.directory is not None:
-            self.checkpoints.rename(self.s.rounds, self.done)
-            self.directory.keep_metrics(self.done)
-            self.events.again(self.done)
-        self.rows = [row for row in self.rows if row["round"] <= self.done]
-        return self.done
+        if skipped:
+            self.report.note(f"{which} skipped: the model is that of round {self.done}")
 
     def _loop(self, state: Any, start: int, asked: Callable[[], bool]) -> Any:
         s = self.s
@@ -224,10 +217,9 @@ class Training:
                 f"round {result.round}: the updates of {rejected} clients were not finite and "
                 "are left out (counted in clients/rejected)"
             )
-        self.counts.update({k: int(v) for k, v in info.items() if _counted(k)})
+        self.counts.update({k: int(v) for k, v in info.items() if counted(k)})
         left = sum(float(info.get(f"clients/{p.name}", 0)) for p in self.plan.problem.populations)
         skipped = info.get("rounds/failed", 0)
-        self.skipped = self.skipped + 1 if skipped else 0
         self.done = self.done if skipped else result.round
         if not bool(info["finite"]) or (rejected and not left and not skipped):
             self._settle()  # what was evaluated before is said before
@@ -259,7 +251,7 @@ class Training:
             g2, b2 = self.gradients.dissimilarity(result.state.x, t)
             measured = {"theory/g2": number(g2, "g2"), "theory/b2": number(b2, "b2")}
         if processes.first():
-            info = {k: v for k, v in result.info.items() if k != "finite" and not _counted(k)}
+            info = {k: v for k, v in result.info.items() if k != "finite" and not counted(k)}
             row = {k: number(v, k) for k, v in info.items()} | measured
             down, up = self.simulator.message_bytes(t - 1)
             row |= {
@@ -319,22 +311,3 @@ class Training:
             f"stopped after round {t} of {self.s.rounds}; the state is saved in {self.out}. "
             "The same command with --resume goes on."
         )
-
-
-COUNTED = (
-    "clients/rejected", "clients/asked", "clients/accepted", "clients/surplus",
-    "replies/duplicate", "replies/unknown", "rounds/failed",
-)  # fmt: skip
-
-
-def _counted(key: str) -> bool:
-    """Is it added up over the rounds?"""
-    return key in COUNTED or key.startswith("clients/rejected/")
-
-
-def reasons(counts: Mapping[str, Any]) -> str:
-    """Why clients were left out, where an engine tells: `3 late, 1 shape`."""
-    start = "clients/rejected/"
-    return ", ".join(
-        f"{n} {k.removeprefix(start)}" for k, n in sorted(counts.items()) if k.startswith(start)
-    )

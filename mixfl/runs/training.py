@@ -17,9 +17,10 @@ from mixfl.problem import Params, Problem
 from mixfl.runs.alike import check_alike
 from mixfl.runs.best import back_to_best
 from mixfl.runs.config import Plan, to_toml
+from mixfl.runs.counts import reasons
 from mixfl.runs.directory import RunDirectory, load_model, read_metrics, read_status
 from mixfl.runs.evaluation import evaluated, one_copy
-from mixfl.runs.loop import Training, reasons
+from mixfl.runs.loop import Training
 from mixfl.runs.progress import Quiet, reporter
 from mixfl.runs.status import Status
 from mixfl.runs.trackers import tracker as find_tracker
