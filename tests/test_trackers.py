@@ -259,9 +259,12 @@ def test_the_lock_is_in_a_folder_of_the_users_own(tmp_path, monkeypatch):
     blocked = os.open(tempfile.gettempdir(), os.O_RDONLY)
     fcntl.flock(blocked, fcntl.LOCK_EX)  # as anybody could
     try:
-        with trackers.one_at_a_time(), trackers.lock_file("mlflow") as other:
-            with pytest.raises(BlockingIOError):
-                fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with (
+            trackers.one_at_a_time(),
+            trackers.lock_file("mlflow") as other,
+            pytest.raises(BlockingIOError),
+        ):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
     finally:
         os.close(blocked)
     assert (tmp_path / "cache/mixfl/locks").stat().st_mode & 0o777 == 0o700
