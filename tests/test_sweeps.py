@@ -16,6 +16,7 @@ from mixfl.errors import MixflError
 from mixfl.experiments import sweep as sweeping
 from mixfl.experiments.board import Board
 from mixfl.experiments.compare import Outcome, planned_trials
+from mixfl.experiments.process import Worker
 from mixfl.experiments.trials import Done, Trial, check_failed, done, make
 from mixfl.intervals import interval
 from mixfl.runs.config import plan
@@ -251,7 +252,11 @@ def test_a_trial_killed_for_memory_is_made_again_alone(which, tmp_path):
 
 @pytest.mark.parametrize(
     ("which", "hung", "words"),
-    [("always", 0.0, "killed by signal 9"), ("hanging", 15.0, "no progress for 15 s")],
+    [
+        ("always", 0.0, "killed by signal 9"),
+        # Long enough for the others to start in, on a busy machine.
+        pytest.param("hanging", 90.0, "no progress for 90 s", marks=pytest.mark.slow),
+    ],
 )
 def test_a_trial_that_dies_or_hangs_again_has_failed_and_the_others_are_made(
     which, hung, words, tmp_path
@@ -265,6 +270,36 @@ def test_a_trial_that_dies_or_hangs_again_has_failed_and_the_others_are_made(
     assert words in status["message"]
     with pytest.raises(MixflError, match=f"1 of 3 runs failed .unlucky: .*{words}.*--resume"):
         check_failed(ended)
+
+
+SAYING = """
+import json, sys, time
+sys.stdin.readline()
+for line in {lines}:
+    print(json.dumps(line), flush=True)
+time.sleep({seconds})
+"""
+
+
+@pytest.mark.parametrize(
+    ("lines", "seconds", "hung", "told", "answer"),
+    [
+        ([{"round": 1}, {"round": 2}], 1000, 3, [1, 2], {"died": "it made no progress for 3 s"}),
+        ([{"round": 1}, {"finished": True}], 1000, 0, [1], {"finished": True}),
+        ([{"round": 1}], 0, 0, [1], {"died": "its process was ended with code 0"}),
+    ],
+)
+def test_a_worker_that_says_nothing_more(lines, seconds, hung, told, answer, tmp_path):
+    worker, rounds = Worker(None, True, hung), []
+    worker.command = [sys.executable, "-c", SAYING.format(lines=lines, seconds=seconds)]
+    worker.replace()
+    try:
+        found = worker.run(tiny_trials(1)[0], tmp_path, rounds.append, rounds.append)
+    finally:
+        worker.close()
+    assert rounds == told
+    ((key, words),) = answer.items()
+    assert str(found[key]).startswith(str(words))
 
 
 def test_a_sweep_shows_what_failed_and_ends_with_an_error(tmp_path):
