@@ -61,6 +61,7 @@ class Checkpoints:
             orbax.save(partial, leaves, {**meta, "digest": _digest(leaves, meta)})
             manifest.write(partial, loss)
             partial.rename(self._folder(round))
+            partial.parent.rmdir()
         except Exception as error:  # whatever a full disk makes Orbax raise
             self.close()  # it takes space
             raise MixflError(
