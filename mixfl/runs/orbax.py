@@ -44,8 +44,12 @@ def _checkpointer() -> Any:
     # Of several processes, only this one has checkpoints: Orbax must not wait for the others.
     this = jax.process_index()
     alone = ocp.options.MultiprocessingOptions(primary_host=this, active_processes={this})
-    handler = ocp.CompositeCheckpointHandler("state", "meta")
-    return ocp.Checkpointer(handler, multiprocessing_options=alone)
+    options: Any = dict(multiprocessing_options=alone)
+    handler = ocp.CompositeCheckpointHandler(
+        composite_options=ocp.CompositeOptions(**options),
+        state=ocp.StandardCheckpointHandler(**options), meta=ocp.JsonCheckpointHandler(**options),
+    )  # fmt: skip
+    return ocp.Checkpointer(handler, **options)
 
 
 def _hush() -> None:
