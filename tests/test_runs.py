@@ -146,7 +146,7 @@ def test_folder(whole):
     out = whole("2wgt")
     assert {p.name for p in out.iterdir()} == {
         ".lock", "config.toml", "metrics.jsonl", "checkpoints", "tensorboard", "status.json",
-        "model.safetensors",
+        "model.safetensors", "origin.json",
     }  # fmt: skip
     assert json.loads((out / "status.json").read_text()) == {"status": "finished", "round": ROUNDS}
     assert sorted(p.name for p in (out / "checkpoints").iterdir()) == ["4", "6", "7"]
@@ -326,7 +326,7 @@ def test_resumed_equals_uninterrupted(algorithm, whole, tmp_path):
 def test_stopped_before_the_first_checkpoint(whole, tmp_path, monkeypatch):
     out = tmp_path / "run"
     train_until("pt", out, at=2)
-    monkeypatch.setattr(directory.time, "time", lambda: 2e9)  # much later: another file of events
+    monkeypatch.setattr(time, "time", lambda: 2e9)  # much later: another file of events
     train("pt", out, resume=True)
     assert len(list((out / "tensorboard").iterdir())) == 2
     assert_same(out, whole("pt"))
@@ -607,20 +607,6 @@ def test_damaged_checkpoint_falls_back(damage, whole, tmp_path, capfd):
     assert "the checkpoint of round 6 is damaged" in err
     assert "going back to the one before it" in err
     assert "going on from the checkpoint of round 4" in err
-    assert_same(out, whole("2wgt"))
-    assert events(out) == expected_events(lines(out))
-
-
-def test_all_checkpoints_damaged_starts_anew(whole, tmp_path, capsys):
-    out = tmp_path / "run"
-    train_until("2wgt", out, at=7)
-    for round in ("2", "4", "6"):
-        truncate(array_files(out / "checkpoints" / round)[0])
-    train("2wgt", out, resume=True, progress=True)
-    err = capsys.readouterr().err
-    assert err.count("is damaged") == 3
-    assert err.count("starting anew") == 1
-    assert "going on from" not in err
     assert_same(out, whole("2wgt"))
     assert events(out) == expected_events(lines(out))
 

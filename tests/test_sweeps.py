@@ -16,7 +16,8 @@ from mixfl.errors import MixflError
 from mixfl.experiments import sweep as sweeping
 from mixfl.experiments.board import Board
 from mixfl.experiments.compare import Outcome, planned_trials
-from mixfl.experiments.trials import Done, Trial, done, make
+from mixfl.experiments.process import Worker
+from mixfl.experiments.trials import Done, Trial, check_failed, done, make
 from mixfl.intervals import interval
 from mixfl.runs.config import plan
 from mixfl.runs.given import parse_over
@@ -83,7 +84,7 @@ def test_the_same_folder_for_other_settings_is_refused(whole):
 
 def recorded(out) -> int:
     """Lines of metrics of all its runs."""
-    return sum(len(file.read_text().splitlines()) for file in out.glob("*/*/metrics.jsonl"))
+    return sum(len(file.read_text().splitlines()) for file in out.glob("*/*/*/metrics.jsonl"))
 
 
 def kill_after(lines: int, out) -> None:
@@ -173,19 +174,154 @@ def test_a_mistake_in_a_trial_stops_the_others_and_is_named(tmp_path):
              2, Board())  # fmt: skip
 
 
-def test_a_process_that_is_killed_is_named(tmp_path):
-    code = "import os\nproblem = lambda: os.kill(os.getpid(), 9)\n"
-    (tmp_path / "deadly.py").write_text(code)
-    trial = Trial(f"{tmp_path}/deadly.py:problem", "fedavg", "a", "a deadly one")
-    with pytest.raises(MixflError, match="a deadly one: its process was killed by signal 9"):
-        make_unchecked([trial], tmp_path / "out")
+# Processes that die or hang
+
+UNLUCKY = f"""
+import dataclasses, os, pathlib, signal, sys, time
+sys.path.insert(0, {str(Path(tiny_problem.__file__).parent)!r})
+import tiny_problem
+log = pathlib.Path(__file__).with_name("attempts")  # a line for each
+
+def made(times, what):
+    calls = iter(range(1000))
+
+    def evaluate(params):
+        if next(calls) == 3:
+            with log.open("a") as file:
+                file.write(f"{{os.getpid()}}\\n")
+            if len(log.read_text().splitlines()) <= times:
+                what()
+        return tiny_problem.evaluate(params)
+
+    return dataclasses.replace(tiny_problem.problem, evaluate=evaluate)
+
+def kill():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def full():
+    raise MemoryError
+
+def hang():
+    while True:
+        time.sleep(1)
+
+once = lambda: made(1, kill)
+always = lambda: made(100, kill)
+full_once = lambda: made(1, full)
+hanging = lambda: made(100, hang)
+"""
 
 
-def make_unchecked(trials, out):
-    """`wanted` would import the problem here."""
-    for trial in trials:
-        object.__setattr__(trial, "wanted", lambda: {"rounds": 1})
-    return make(trials, out, 1, Board())
+class Noting(Board):
+    def __init__(self):
+        self.notes, self.ended = [], []
+
+    def note(self, message):
+        self.notes.append(message)
+
+    def over(self, done):
+        super().over(done)
+        self.ended.append(done.trial.folder)
+
+
+def made_beside_others(which, folder, jobs=2, hung=0.0):
+    """An unlucky trial before two others: how they ended, what was said, and the attempts."""
+    (folder / "unlucky.py").write_text(UNLUCKY)
+    keys = {"rounds": 6, "checkpoint_every": 1, "eval_every": 1}
+    unlucky = Trial(f"{folder}/unlucky.py:{which}", "fedavg", "u", "unlucky", keys=keys)
+    board = Noting()
+    ended = make([unlucky, *tiny_trials(2)], folder / "out", jobs, board, hung=hung)
+    attempts = (folder / "attempts").read_text().split()
+    return ended, board, attempts
+
+
+@pytest.mark.parametrize("which", ["once", "full_once"])
+def test_a_trial_killed_for_memory_is_made_again_alone(which, tmp_path):
+    ended, board, attempts = made_beside_others(which, tmp_path)
+    assert [d.status for d in ended] == ["finished"] * 3
+    assert len(set(attempts)) == 2  # two processes
+    assert board.ended[-1] == "u"  # when the others were over
+    (note,) = (n for n in board.notes if "tried again" in n)
+    assert "unlucky: " in note
+    assert ("killed by signal 9" in note) == (which == "once")
+    whole = make([Trial(TINY, "fedavg", "w", "w", keys=ended[0].trial.keys)], tmp_path, 1, Board())
+    model = (tmp_path / "w" / "model.safetensors").read_bytes()
+    assert (ended[0].folder / "model.safetensors").read_bytes() == model
+    assert whole[0].status == "finished"
+
+
+@pytest.mark.parametrize(
+    ("which", "hung", "words"),
+    [
+        ("always", 0.0, "killed by signal 9"),
+        # Long enough for the others to start in, on a busy machine.
+        pytest.param("hanging", 90.0, "no progress for 90 s", marks=pytest.mark.slow),
+    ],
+)
+def test_a_trial_that_dies_or_hangs_again_has_failed_and_the_others_are_made(
+    which, hung, words, tmp_path
+):
+    ended, _, attempts = made_beside_others(which, tmp_path, hung=hung)
+    assert [d.status for d in ended] == ["failed", "finished", "finished"]
+    assert len(set(attempts)) == 2
+    assert words in ended[0].reason
+    status = json.loads((ended[0].folder / "status.json").read_text())
+    assert status["status"] == "failed"
+    assert words in status["message"]
+    with pytest.raises(MixflError, match=f"1 of 3 runs failed .unlucky: .*{words}.*--resume"):
+        check_failed(ended)
+
+
+SAYING = """
+import json, sys, time
+sys.stdin.readline()
+for line in {lines}:
+    print(json.dumps(line), flush=True)
+time.sleep({seconds})
+"""
+
+
+@pytest.mark.parametrize(
+    ("lines", "seconds", "hung", "told", "answer"),
+    [
+        ([{"round": 1}, {"round": 2}], 1000, 3, [1, 2], {"died": "it made no progress for 3 s"}),
+        ([{"round": 1}, {"finished": True}], 1000, 0, [1], {"finished": True}),
+        ([{"round": 1}], 0, 0, [1], {"died": "its process was ended with code 0"}),
+    ],
+)
+def test_a_worker_that_says_nothing_more(lines, seconds, hung, told, answer, tmp_path):
+    worker, rounds = Worker(None, True, hung), []
+    worker.command = [sys.executable, "-c", SAYING.format(lines=lines, seconds=seconds)]
+    worker.replace()
+    try:
+        found = worker.run(tiny_trials(1)[0], tmp_path, rounds.append, rounds.append)
+    finally:
+        worker.close()
+    assert rounds == told
+    ((key, words),) = answer.items()
+    assert str(found[key]).startswith(str(words))
+
+
+def test_a_sweep_shows_what_failed_and_ends_with_an_error(tmp_path):
+    (tmp_path / "unlucky.py").write_text(UNLUCKY)
+    ended = subprocess.run(
+        [str(MIXFL), "sweep", f"{tmp_path}/unlucky.py:always", "--algorithm", "pt", "--over",
+         "client_lr=0.1", "--trials", "1", "--rounds", "6", "--set", "eval_every=1", "--jobs", "1",
+         "--out", str(tmp_path / "o")], capture_output=True, text=True,
+    )  # fmt: skip
+    assert ended.returncode == 2, ended.stderr
+    assert "1 of 1 runs failed" in ended.stderr
+    assert "Traceback" not in ended.stderr
+    (row,) = json.loads((tmp_path / "o" / sweeping.RESULTS).read_text())["settings"]
+    assert (row["failed"], row["trials"], row["chosen"]) == (1, 0, False)
+    assert "client_lr = 0.1" in ended.stdout
+
+
+def test_a_setting_of_which_a_trial_failed_is_shown_and_not_chosen():
+    found = [setting(0.1, [2, 2], [0, 0]), setting(0.2, [1], [0])]
+    found[1].outcome.failed = 1
+    assert sweeping.choose(found, None).best is found[0]
+    assert found[1].outcome.cell("eval/loss") == "1 of 2 failed"
 
 
 def test_workers_leave_with_their_parent(tmp_path):

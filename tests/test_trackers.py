@@ -1,12 +1,14 @@
 """Runs in MLflow, read back from a real store (SQLite): everything is there, and once."""
 
 import dataclasses
+import fcntl
 import json
 import os
 import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from test_runs import TINY, StopError, after_round, cli, lines, snapshot
 
 import mixfl
 from mixfl.errors import Interrupted, MixflError
+from mixfl.runs import trackers
 
 ROUNDS = 5
 
@@ -248,6 +251,30 @@ def test_runs_that_begin_together_make_one_store(tmp_path):
     found = [run_of(client, tmp_path / str(i)) for i in range(2)]
     assert len({run.info.run_id for run in found}) == 2
     assert len({run.info.experiment_id for run in found}) == 1
+
+
+def test_the_lock_is_in_a_folder_of_the_users_own(tmp_path, monkeypatch):
+    """Whoever can open a file can hold its lock, and keep us waiting."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    blocked = os.open(tempfile.gettempdir(), os.O_RDONLY)
+    fcntl.flock(blocked, fcntl.LOCK_EX)  # as anybody could
+    try:
+        with (
+            trackers.one_at_a_time(),
+            trackers.lock_file("mlflow") as other,
+            pytest.raises(BlockingIOError),
+        ):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        os.close(blocked)
+    assert (tmp_path / "cache/mixfl/locks").stat().st_mode & 0o777 == 0o700
+
+
+def test_without_a_place_for_a_lock_it_goes_on(tmp_path, monkeypatch):
+    (tmp_path / "cache").write_text("a file")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with trackers.one_at_a_time():
+        pass
 
 
 def test_not_installed(tmp_path, monkeypatch):

@@ -33,7 +33,7 @@ for command in (
     training.run, training.compare, training.sweep,
     paper.reproduce, paper.costs, paper.bounds, paper.dissimilarity,
     problems.check, problems.keys, problems.diagnose,
-    results.report, results.plot, results.recommend, results.sample,
+    results.report, results.plot, results.rewind, results.recommend, results.sample,
     data.data, flower.flower,
 ):  # fmt: skip
     cli.add_command(command)

@@ -37,6 +37,11 @@ SEVERAL_RUNS = TRAINING[:-1]
 JOBS = click.option("--jobs", type=click.IntRange(min=1), metavar="N",
                     help="Runs at a time; as many as cores, if not given.")  # fmt: skip
 
+HUNG = click.option("--hung", type=click.FloatRange(min=0), default=1800, show_default=True,
+                    metavar="SECONDS",
+                    help="A run without progress for so long is tried once more. 0: wait on."
+                    )  # fmt: skip
+
 
 def options(*several, shared=None):
     """Options of its own, and those that a command shares: with others that train, if not said."""

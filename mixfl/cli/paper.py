@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from mixfl.cli.options import JOBS, JSON, PROBLEM, begin, check_folder, options
+from mixfl.cli.options import HUNG, JOBS, JSON, PROBLEM, begin, check_folder, options
 from mixfl.cli.process import cores, start_jax
 from mixfl.cli.terminal import command_line, print_table
 
@@ -33,7 +33,8 @@ from mixfl.cli.terminal import command_line, print_table
 @click.option("--resume", is_flag=True, help="Go on; it does so anyway.")
 @click.option("--list", "listing", is_flag=True, help="List tables and figures, with times.")
 @JOBS
-def reproduce(ids, scale, data, out, listing, resume, jobs):  # fmt: skip
+@HUNG
+def reproduce(ids, scale, data, out, listing, resume, jobs, hung):  # fmt: skip
     """The paper's tables and figures, by their labels (all, if none is given), and its claims.
 
     Run again, it goes on where it stopped, with --resume or without.
@@ -44,7 +45,7 @@ def reproduce(ids, scale, data, out, listing, resume, jobs):  # fmt: skip
     from mixfl.experiments import study
     from mixfl.experiments.board import board
     from mixfl.experiments.report.save import save
-    from mixfl.experiments.trials import Crew
+    from mixfl.experiments.trials import Crew, check_failed
 
     jobs = jobs or cores()
     wanted = paper.chosen(ids, scale, data)
@@ -58,8 +59,9 @@ def reproduce(ids, scale, data, out, listing, resume, jobs):  # fmt: skip
     paper.remember(out, ids, scale, data)
     time = study.words(study.estimate(wanted, jobs, paper.over(wanted, out)))
     click.echo(f"What is left takes about {time} on cores like ours, {jobs} runs at a time.")
-    with Crew(jobs) as crew:
+    with Crew(jobs, hung) as crew:
         ended = paper.reproduce(wanted, out, crew, board())
+    check_failed(list(ended.values()))  # there is no report without them
     click.echo("Counting costs, drawing figures and writing the report")
     document = paper.document(wanted, ended, out, command_line())
     save(document, out / "report.html")

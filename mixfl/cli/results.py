@@ -1,4 +1,4 @@
-"""Commands for runs that are made: report, plot, recommend, sample."""
+"""Commands for runs that are made: report, plot, rewind, recommend, sample."""
 
 from pathlib import Path
 
@@ -64,6 +64,19 @@ def plot(folders, out, metrics):
 
     save_plot(curves(folders, metrics), out)
     click.echo(f"Plot: {out}")
+
+
+@click.command()
+@click.argument("run", type=click.Path(path_type=Path))
+def rewind(run):
+    """Put RUN, a run's folder, back to its best checkpoint: it goes on from there.
+
+    For a deployment whose model was spoiled. What came after that checkpoint is moved aside.
+    """
+    start_jax({})
+    from mixfl.runs.best import rewind as back
+
+    back(run, click.echo)
 
 
 @click.command()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from mixfl.cli.options import ALL, JOBS, SEVERAL_RUNS, by_hand, check_names, names, options
+from mixfl.cli.options import ALL, HUNG, JOBS, SEVERAL_RUNS, by_hand, check_names, names, options
 from mixfl.cli.process import cores, start_jax
 from mixfl.cli.terminal import print_table
 from mixfl.errors import MixflError
@@ -19,10 +19,15 @@ from mixfl.errors import MixflError
                  help="A config.toml, as a run's folder holds it: repeats that run."),
     click.option("--measure", metavar="WHAT",
                  help="dissimilarity: G~^2 and B~^2 with each evaluation (theory/g2, theory/b2)."),
+    click.option("--restart", is_flag=True,
+                 help="Begin anew in --out; what it holds of the run is moved aside."),
+    click.option("--from-best", is_flag=True,
+                 help="Go on from the best checkpoint; what came after it is moved aside."),
+    click.option("--changed-data", is_flag=True, help="Go on, though the data has changed."),
 )  # fmt: skip
 def run(
     task, algorithm, config, measure, preset, rounds, seed, out, data, assignments, resume, track,
-    distributed,
+    distributed, **how,
 ):  # fmt: skip
     """Train TASK with one algorithm."""
     from mixfl.runs.given import read_config
@@ -49,7 +54,7 @@ def run(
         )  # fmt: skip
     name = task if ".py" not in task else planned.problem.name
     out = out or Path("runs") / f"{name}-{algorithm}-seed{planned.settings.seed}"
-    result = train(planned, out, resume, reporter(processes.first()), track=track)
+    result = train(planned, out, resume, reporter(processes.first()), track=track, **how)
     if not processes.first():
         return
     if result.metrics:
@@ -73,20 +78,20 @@ def reported(out: Path) -> Path:
                  metavar="A,B,...", help="Algorithms to compare."),
     click.option("--trials", type=click.IntRange(min=1), default=1, show_default=True,
                  metavar="N", help="Trials of each, with seeds one apart."),
-    JOBS,
+    JOBS, HUNG,
 )  # fmt: skip
 def compare(
-    task, algorithms, trials, jobs, preset, rounds, seed, out, data, assignments, resume, track,
-    distributed,
+    task, algorithms, trials, jobs, hung, preset, rounds, seed, out, data, assignments, resume,
+    track, distributed,
 ):  # fmt: skip
     """Train TASK with several algorithms on the same cohorts and seeds."""
     given = by_hand(rounds, seed, assignments)
     ids = names(algorithms)
     check_names(task, ids, track)
-    from mixfl.experiments.trials import Crew
+    from mixfl.experiments.trials import Crew, check_failed
 
     alone = distributed or (jobs or cores()) == 1 or len(ids) * trials == 1
-    with contextlib.nullcontext() if alone else Crew(jobs or cores()) as crew:
+    with contextlib.nullcontext() if alone else Crew(jobs or cores(), hung) as crew:
         start_jax(given, distributed)
         from mixfl.engine import processes
         from mixfl.experiments import compare as comparison
@@ -95,6 +100,7 @@ def compare(
         from mixfl.runs.progress import reporter
 
         problems: dict = {}
+        ended: list = []
         more: dict = dict(given=given, shared_with=ids, problems=problems)
         with processes.Together():
             plans = [plan(task, a, preset=preset, data=data, **more) for a in ids]
@@ -106,7 +112,8 @@ def compare(
         else:
             comparison.check(plans)
             several = comparison.planned_trials(plans, trials, given, track=track)
-            outcomes = comparison.outcomes(crew.make(several, out, board(), resume))
+            ended = crew.make(several, out, board(), resume)
+            outcomes = comparison.outcomes(ended)
     if not processes.first():
         return
     print_table(*comparison.rows(outcomes), title=f"{plans[0].problem.name}: after training")
@@ -119,6 +126,7 @@ def compare(
             {o.algorithm: o.trials for o in outcomes}, metrics, plot, plans[0].problem.name
         )
         click.echo(f"Runs: {out}/<algorithm>/   Plot: {plot}   Report: {reported(out)}")
+    check_failed(ended)
     if any(o.diverged for o in outcomes) and not any(o.trials for o in outcomes):
         raise SystemExit(3)
 
@@ -134,11 +142,11 @@ def compare(
                  metavar="N", help="Trials of each setting, with seeds one apart."),
     click.option("--by", metavar="METRIC",
                  help="What to choose by, on validation data (auc, accuracy, recall@10 or loss)."),
-    JOBS, shared=SEVERAL_RUNS,
+    JOBS, HUNG, shared=SEVERAL_RUNS,
 )  # fmt: skip
 def sweep(
-    task, algorithms, over, trials, by, jobs, preset, rounds, seed, out, data, assignments, resume,
-    track,
+    task, algorithms, over, trials, by, jobs, hung, preset, rounds, seed, out, data, assignments,
+    resume, track,
 ):  # fmt: skip
     """Try settings of TASK: chosen on validation data, reported on test data."""
     from mixfl.runs.given import parse_over
@@ -148,9 +156,9 @@ def sweep(
     if twice:
         raise MixflError(f"{twice[0]} is given by --over and by --set: leave one out.")
     check_names(task, ids, track)
-    from mixfl.experiments.trials import Crew
+    from mixfl.experiments.trials import Crew, check_failed
 
-    with Crew(jobs or cores()) as crew:
+    with Crew(jobs or cores(), hung) as crew:
         start_jax(given)
         from mixfl.experiments import compare as comparison
         from mixfl.experiments import sweep as sweeping
@@ -184,5 +192,6 @@ def sweep(
         f"Runs: {out}/<algorithm>/<setting>/   Figures: {out / sweeping.RESULTS}   "
         f"Report: {reported(out)}"
     )
+    check_failed(ended)
     if choice.best is None:
         raise SystemExit(3)

@@ -56,6 +56,8 @@ def kind(trial: Any) -> tuple:
 def ending(done: Any) -> str:
     if done.status == "diverged":
         return f"diverged at round {done.round}"
+    if done.status == "failed":
+        return f"failed: {done.reason}"
     rows = done.rows
     return summary(rows[-1]) if rows else "finished"
 

@@ -27,20 +27,25 @@ class Outcome:
     algorithm: str
     trials: list[list[dict[str, Any]]] = field(default_factory=list)  # rows of metrics
     diverged: list[int] = field(default_factory=list)  # rounds
+    failed: int = 0  # trials whose process died
 
     def add(self, done: Done) -> None:
         if done.status == "diverged":
             self.diverged.append(done.round)
+        elif done.status == "failed":
+            self.failed += 1
         else:
             self.trials.append(done.rows)
 
     def cell(self, metric: str) -> str:
-        """Of a table: mean ± half of the 95 % interval, or that trials diverged."""
+        """Of a table: mean ± half of the 95 % interval, or that trials diverged or failed."""
         values, diverged = self.final(metric), self.diverged
+        count = len(diverged) + len(self.trials) + self.failed
         if diverged:
-            count = len(diverged) + len(self.trials)
-            several = f"{len(diverged)} of {count} " if self.trials else ""
+            several = f"{len(diverged)} of {count} " if len(diverged) < count else ""
             return f"{several}diverged at round {min(diverged)}"
+        if self.failed:
+            return f"{self.failed} of {count} failed"
         if not len(values):
             return "-"
         half = f" ± {number(half_width(values))}" if len(values) > 1 else ""

@@ -79,7 +79,7 @@ class Choice:
 
 
 def choose(found: Sequence[Setting], by: str | None) -> Choice:
-    """The best mean at the end. A setting of which a trial diverged is none."""
+    """The best mean at the end. A setting of which a trial diverged or failed is none."""
     keys = {k for s in found for t in s.outcome.trials if t for k in t[-1]}
     prefix = "valid/" if any(k.startswith("valid/") for k in keys) else "eval/"
     wanted = [by.removeprefix("valid/").removeprefix("eval/")] if by else CHOSEN_BY
@@ -89,7 +89,8 @@ def choose(found: Sequence[Setting], by: str | None) -> Choice:
             return Choice(prefix + wanted[0], prefix == "valid/", None)
         known = sorted(k.removeprefix(prefix) for k in keys if k.startswith(prefix))
         raise MixflError(f"--by {by}: no such metric. There are: {', '.join(known) or 'none'}.")
-    whole = [s for s in found if not s.outcome.diverged and len(s.outcome.final(metric))]
+    good = [s for s in found if not s.outcome.diverged and not s.outcome.failed]
+    whole = [s for s in good if len(s.outcome.final(metric))]
     sign = -1 if lower_is_better(metric) else 1
     best = max(whole, key=lambda s: sign * s.outcome.final(metric).mean(), default=None)
     return Choice(metric, prefix == "valid/", best)
@@ -115,6 +116,8 @@ def table(found: Sequence[Setting], choice: Choice) -> tuple[list[str], list[lis
 
 def verdict(found: Sequence[Setting], choice: Choice) -> list[str]:
     if choice.best is None:
+        if any(s.outcome.failed for s in found):
+            return ["No setting was finished and finite in all trials."]
         return ["No setting was finite in all trials: lower client_lr."]
     on = "validation data" if choice.validated else "the test data itself (there is no other)"
     best = choice.best
@@ -131,7 +134,8 @@ def save(found: Sequence[Setting], choice: Choice, out: Path) -> None:
         values = {m: s.outcome.final(m) for m in metrics}
         rows.append({
             "algorithm": s.algorithm, "keys": dict(s.keys), "trials": len(s.outcome.trials),
-            "diverged_at": s.outcome.diverged, "chosen": s is choice.best,
+            "diverged_at": s.outcome.diverged, "failed": s.outcome.failed,
+            "chosen": s is choice.best,
             "metrics": {
                 m: {"mean": float(v.mean()), "half_width_95": none_if_nan(half_width(v))}
                 for m, v in values.items() if len(v)

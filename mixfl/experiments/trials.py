@@ -4,24 +4,22 @@ The folders are the results: a run that has finished, or diverged, is never made
 was interrupted goes on from its checkpoint. A run's folder is locked while it is written to, so
 that several commands may work on the same results.
 
-Every core has a process of its own (worker.py), which makes one run after the other.
+Every core has a process of its own (worker.py), which makes one run after the other. A run whose
+process dies, or makes no progress, is tried once more, alone, when the others are over; if that
+fails too, it is recorded as failed.
 `benchmarks/trials.py` compares this with all cores for one run and with several runs compiled into
 one program.
 """
 
 import collections
 import contextlib
-import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +27,8 @@ from typing import Any
 import mixfl
 from mixfl.errors import Interrupted, MixflError
 from mixfl.experiments.board import Board
-from mixfl.runs.directory import differences, read_metrics, read_status
+from mixfl.experiments.process import HUNG_SECONDS, Worker
+from mixfl.runs.directory import differences, read_metrics, read_status, say_failed
 from mixfl.settings import KEYS
 from mixfl.tasks import read_toml
 
@@ -76,6 +75,7 @@ class Done:
     folder: Path
     status: str
     round: int
+    reason: str = ""  # for which it failed
 
     @property
     def rows(self) -> list[dict[str, Any]]:
@@ -100,23 +100,35 @@ def done(trial: Trial, out: Path) -> Done | None:
     return Done(trial, folder, status["status"], int(status.get("round", 0)))
 
 
+def check_failed(ended: Sequence[Done]) -> None:
+    """An error that names the trials that failed, if there are any."""
+    failed = [d for d in ended if d.status == "failed"]
+    if failed:
+        which = "; ".join(f"{d.trial.label}: {d.reason}" for d in failed)
+        raise MixflError(
+            f"{len(failed)} of {len(ended)} runs failed ({which}). The others are made; the same "
+            "command with --resume tries these again. Short of memory? Try --jobs 1."
+        )
+
+
 def make(
-    trials: Sequence[Trial], out: Path, jobs: int, board: Board, resume: bool = True
-) -> list[Done]:
+    trials: Sequence[Trial], out: Path, jobs: int, board: Board, resume: bool = True,
+    hung: float = HUNG_SECONDS,
+) -> list[Done]:  # fmt: skip
     """Makes the trials that are not over yet; returns how all ended, in their order."""
-    with Crew(jobs) as crew:
+    with Crew(jobs, hung) as crew:
         return crew.make(trials, out, board, resume)
 
 
 class Crew:
     """The processes, a thread for each. They begin to import JAX at once, while what they shall do
-    is being checked."""
+    is being checked. One that makes no progress for `hung` seconds is ended; 0: none is."""
 
-    def __init__(self, jobs: int):
+    def __init__(self, jobs: int, hung: float = HUNG_SECONDS):
         cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
         # As many as cores, a core for each; otherwise they share them.
         pinned = jobs == len(cores) and jobs > 1
-        self.workers = [Worker(cores[i] if pinned else None, jobs > 1) for i in range(jobs)]
+        self.workers = [Worker(cores[i] if pinned else None, jobs > 1, hung) for i in range(jobs)]
 
     def __enter__(self) -> "Crew":
         return self
@@ -137,9 +149,10 @@ class Crew:
         self.out, self.board = out, board
         self.found = {t.folder: done(t, out) for t in trials}
         self.left = collections.deque(t for t in trials if self.found[t.folder] is None)
+        self.again: collections.deque[Trial] = collections.deque()  # alone, at the end
         self.lock = threading.Lock()
         self.error: Exception | None = None
-        self.stopping = False
+        self.stopping = self.last_time = False
         board.begin(list(self.left), len(trials), min(len(self.workers), max(len(self.left), 1)))
         try:
             self._work()
@@ -153,11 +166,9 @@ class Crew:
             for i, w in enumerate(self.workers[: len(self.left)])
         ]
         with self._interrupts():
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                while thread.is_alive():
-                    thread.join(0.2)
+            finish(threads)
+            if self.again and not self.stopping:
+                self._once_more()
         if self.error is not None:
             raise self.error
         if self.stopping:
@@ -166,6 +177,14 @@ class Crew:
                 f"runs are over, the others are saved in {self.out}. The same command with "
                 "--resume goes on."
             )
+
+    def _once_more(self) -> None:
+        """What failed is tried by one process, with all memory for itself."""
+        for worker in self.workers[1:]:
+            worker.close()
+        self.left, self.again = self.again, collections.deque()
+        self.last_time = True
+        finish([threading.Thread(target=self._guarded, args=(0, self.workers[0]), daemon=True)])
 
     @contextlib.contextmanager
     def _interrupts(self):
@@ -216,68 +235,40 @@ class Crew:
                     with self.lock:
                         self.left.append(trial)
                     continue
+                if self.stopping and {"error", "died"} & answer.keys():  # interrupted, and saved
+                    return
+                if "died" in answer:
+                    worker.replace()
+                    self._died(trial, answer["died"])
+                    continue
                 if "error" in answer:
-                    if self.stopping:  # interrupted, and saved
-                        return
                     raise MixflError(f"{trial.label}: {answer['error']}")
                 ended = done(trial, self.out)
                 if ended is None:
                     raise MixflError(f"{self.out / trial.folder} is not what {trial.label} wrote.")
                 shutil.rmtree(ended.folder / "checkpoints", ignore_errors=True)
+            self._over(ended)
+
+    def _died(self, trial: Trial, reason: str) -> None:
+        if not self.last_time:
+            self.board.note(f"{trial.label}: {reason}: it is tried again, alone, at the end")
             with self.lock:
-                self.found[trial.folder] = ended
-                self.board.over(ended)
+                self.again.append(trial)
+            return
+        folder = self.out / trial.folder
+        say_failed(folder, reason)
+        round = read_status(folder).get("round", 0)
+        self._over(Done(trial, folder, "failed", round, reason))
+
+    def _over(self, ended: Done) -> None:
+        with self.lock:
+            self.found[ended.trial.folder] = ended
+            self.board.over(ended)
 
 
-class Worker:
-    """A process that makes runs: it is told by lines of JSON, and answers in such."""
-
-    def __init__(self, core: int | None, one_device: bool):
-        self.log = tempfile.TemporaryFile()  # noqa: SIM115 (as long as the process)
-        self.one_device = one_device
-        command = [sys.executable, "-m", "mixfl.experiments.worker", str(os.getpid())]
-        if core is not None:
-            command.append(str(core))
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True,
-            start_new_session=True,  # Ctrl-C reaches it through its parent only
-        )  # fmt: skip
-
-    def run(
-        self, trial: Trial, out: Path, tell: Callable[[int], None], note: Callable[[str], None]
-    ) -> dict[str, Any]:
-        told, said = self.process.stdin, self.process.stdout
-        assert told is not None
-        assert said is not None
-        keys = {**trial.keys, **({"devices": 1} if self.one_device else {})}
-        with contextlib.suppress(BrokenPipeError):
-            told.write(json.dumps({**asdict(trial), "out": str(out), "keys": keys}) + "\n")
-            told.flush()
-        for line in said:
-            answer = json.loads(line)
-            if "round" in answer:
-                tell(answer["round"])
-            elif "note" in answer:
-                note(f"{trial.label}: {answer['note']}")
-            else:
-                return answer
-        return {"error": self._died(self.process.wait())}
-
-    def _died(self, code: int) -> str:
-        self.log.seek(0)
-        last = self.log.read().decode(errors="replace").strip().splitlines()[-3:]
-        reason = f"killed by signal {-code}" if code < 0 else f"ended with code {code}"
-        hint = " Out of memory? Try --jobs 1." if code == -signal.SIGKILL else ""
-        return f"its process was {reason}.{hint} {' '.join(last)}".strip()
-
-    def interrupt(self) -> None:
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGINT)
-
-    def close(self) -> None:
-        """It has nothing to do any more, and nothing to save."""
-        self.process.kill()
-        self.process.wait()
-        for pipe in (self.process.stdin, self.process.stdout, self.log):
-            with contextlib.suppress(BrokenPipeError):
-                pipe.close()  # type: ignore[union-attr]
+def finish(threads: Sequence[threading.Thread]) -> None:
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        while thread.is_alive():  # signals are handled meanwhile
+            thread.join(0.2)

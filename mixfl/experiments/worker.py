@@ -58,6 +58,9 @@ def make(given: dict, problems: dict, answer) -> dict:
     class Telling(Quiet):
         said = 0.0
 
+        def within(self, round, part, words):
+            self.advance(round)
+
         def advance(self, done):
             if time.monotonic() - self.said > TELL_SECONDS:
                 self.said = time.monotonic()
@@ -81,12 +84,22 @@ def make(given: dict, problems: dict, answer) -> dict:
         return {"error": str(error)}
     except Busy:
         return {"busy": True}
-    except MixflError as error:
-        return {"error": str(error)}
     except Exception as error:
+        if out_of_memory(error):
+            return {"died": f"out of memory: {error}"}
+        if isinstance(error, MixflError):
+            return {"error": str(error)}
         traceback.print_exc()
         return {"error": f"{type(error).__name__}: {error}"}
     return {"finished": True}
+
+
+def out_of_memory(error: BaseException | None) -> bool:
+    """It, or what it came of. XLA says it by a RuntimeError."""
+    if error is None or isinstance(error, MemoryError):
+        return error is not None
+    full = isinstance(error, RuntimeError) and "Out of memory" in str(error)
+    return full or out_of_memory(error.__context__)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,16 @@
 """Checkpoints of a run's state, by Orbax.
 
-Orbax writes beside and renames, so a checkpoint is there whole or not at all. What disks do to
-files afterwards it does not notice; so each carries a digest of its contents, and a damaged one
-is passed over for the one before it.
+A checkpoint is written beside and renamed, so that it is there whole or not at all. What disks do
+to files afterwards shows by their digests (manifest.py): a damaged checkpoint is moved aside and
+passed over for the one before it. A checkpoint that can't be read for another reason is an error,
+and nothing is changed.
+
+Kept are the newest, and the one whose model had the lowest loss.
 """
 
-import errno
-import functools
+import contextlib
 import hashlib
 import json
-import logging
-import os
 import shutil
 import sys
 from collections.abc import Callable
@@ -21,117 +21,175 @@ import jax
 import numpy as np
 
 from mixfl.errors import MixflError
+from mixfl.runs import manifest, orbax
+from mixfl.runs.aside import Aside
+from mixfl.runs.model_file import filled, model_paths, nested
 
 KEEP = 3
-
-
-class AnotherModel(Exception):
-    """A checkpoint that is whole, but not of this problem."""
+PARTIAL, OLD = ".partial", ".old"  # being written; being removed
 
 
 class Checkpoints:
-    def __init__(self, path: Path, note: Callable[[str], None]):
+    def __init__(self, path: Path, note: Callable[[str], None] = lambda _: None):
         self.path, self.note = path.absolute(), note
-        self.path.mkdir(parents=True, exist_ok=True)
 
-    @functools.cached_property
-    def manager(self) -> Any:
-        """Made when first needed: a new run's first rounds need not wait for Orbax' import."""
-        import orbax.checkpoint as ocp
+    def rounds(self) -> list[int]:
+        """Of the checkpoints that there are, the newest first."""
+        try:
+            found = [p.name for p in self.path.iterdir()]
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise self._unreadable(self.path, error) from None
+        return sorted((int(n) for n in found if n.isdigit()), reverse=True)
 
-        _hush()
-        # Of several processes, only this one has checkpoints: Orbax must not wait for the others.
-        this = jax.process_index()
-        alone = ocp.options.MultiprocessingOptions(primary_host=this, active_processes={this})
-        options = ocp.CheckpointManagerOptions(
-            max_to_keep=KEEP, enable_async_checkpointing=False, create=False,
-            cleanup_tmp_directories=True, multiprocessing_options=alone,
-        )  # fmt: skip
-        return ocp.CheckpointManager(self.path, options=options)
+    def best(self) -> int | None:
+        """The round of the checkpoint whose model had the lowest loss."""
+        losses = {r: manifest.loss(self._folder(r)) for r in self.rounds()}
+        known = [(loss, r) for r, loss in losses.items() if loss is not None]
+        return min(known)[1] if known else None
 
-    def saved(self) -> bool:
-        """Is there any checkpoint?"""
-        return any(self.path.iterdir()) and self.manager.latest_step() is not None
-
-    def save(self, round: int, state: Any, meta: dict[str, Any]) -> None:
-        """`meta` is JSON: what the run must remember beside the state."""
-        if self.manager.latest_step() == round:
+    def save(self, round: int, state: Any, meta: dict[str, Any], loss: float | None = None) -> None:
+        """`meta` is JSON: what the run must remember beside the state. `loss`: of the model in it,
+        where it was evaluated."""
+        if round in self.rounds():
             return
-        from orbax.checkpoint import args
-
         leaves = _leaves(state)
         meta = {**meta, "arrays": _signature(leaves)}
-        content = args.Composite(
-            state=args.StandardSave(leaves),
-            meta=args.JsonSave({**meta, "digest": _digest(leaves, meta)}),
-        )
+        partial = self.path / PARTIAL / str(round)
         try:
-            self.manager.save(round, args=content)
+            orbax.save(partial, leaves, {**meta, "digest": _digest(leaves, meta)})
+            manifest.write(partial, loss)
+            partial.rename(self._folder(round))
+            partial.parent.rmdir()
         except Exception as error:  # whatever a full disk makes Orbax raise
+            self.close()  # it takes space
             raise MixflError(
                 f"the checkpoint of round {round} could not be written to {self.path}: "
-                f"{_reason(error)}. Free some space and go on with --resume."
+                f"{orbax.reason(error)}. Free some space and go on with --resume."
             ) from None
+        self._remove(self._unneeded())
+
+    def _unneeded(self) -> list[int]:
+        return [r for r in self.rounds()[KEEP:] if r != self.best()]
+
+    def _remove(self, rounds: list[int]) -> None:
+        """One that is half removed must not look like a damaged one."""
+        with contextlib.suppress(OSError):
+            for round in rounds:
+                (self.path / OLD).mkdir(exist_ok=True)
+                self._folder(round).rename(self.path / OLD / str(round))
+            shutil.rmtree(self.path / OLD, ignore_errors=True)
+
+    def rename(self, round: int, to: int) -> None:
+        """The state is that of round `to` as well; checkpoints between them are of no use."""
+        self._remove([r for r in self.rounds() if to <= r < round])
+        self._folder(round).rename(self._folder(to))
 
     def latest(self, like: Any) -> tuple[int, Any, dict[str, Any]] | None:
-        """(round, state, meta) of the newest checkpoint that is whole; None if there is none."""
-        if not self.saved():
-            return None
-        from orbax.checkpoint import args
-
-        leaves, structure = jax.tree.flatten(like)
-        shapes = {_name(i): np.zeros(np.shape(a), a.dtype) for i, a in enumerate(leaves)}
-        first = args.Composite(meta=args.JsonRestore())
-        wanted = args.Composite(state=args.StandardRestore(shapes), meta=args.JsonRestore())
-        rounds = sorted(self.manager.all_steps(), reverse=True)
-        for round in rounds:
-            try:
-                found = self.manager.restore(round, args=first)
-                saved, expected = found.meta["arrays"], _signature(shapes)
-                if saved["digest"] == _digest({}, saved["names"]) and saved != expected:
-                    raise AnotherModel
-                found = self.manager.restore(round, args=wanted)
-                digest = found.meta.pop("digest")
-                whole = digest == _digest(found.state, found.meta)
-                reason = "its contents have changed"
-            except AnotherModel:
-                raise MixflError(
-                    f"the checkpoint of round {round} in {self.path} is of another model or "
-                    "optimizer (other arrays): choose another --out."
-                ) from None
-            except Exception as error:  # whatever a damaged file makes Orbax raise
-                whole, reason = False, _reason(error)
-            if whole:
-                state = [jax.numpy.asarray(found.state[_name(i)]) for i in range(len(leaves))]
-                del found.meta["arrays"]
-                return round, jax.tree.unflatten(structure, state), found.meta
-            then = "starting anew" if round == rounds[-1] else "going back to the one before it"
-            self.note(f"the checkpoint of round {round} is damaged ({reason}): {then}")
-            shutil.rmtree(self.path / str(round), ignore_errors=True)
-            self.manager.reload()
+        """(round, state, meta) of the newest checkpoint that is whole; None if there is none.
+        Where all are damaged, none is touched."""
+        damaged: dict[int, str] = {}
+        for round in self.rounds():
+            found = self._read(round, like)
+            if not isinstance(found, str):
+                self._set_aside(damaged)
+                return round, *found
+            damaged[round] = found
+        if damaged:
+            which = "; ".join(f"{r}: {why}" for r, why in damaged.items())
+            raise MixflError(
+                f"all checkpoints in {self.path} are damaged ({which}). Nothing was changed: "
+                "restore them, or begin anew with --restart, which moves them aside."
+            )
         return None
 
+    def _set_aside(self, damaged: dict[int, str]) -> None:
+        aside = Aside(self.path.parent)
+        for round, why in damaged.items():
+            aside.copy("metrics.jsonl")  # rows that are made again
+            aside.move(f"{self.path.name}/{round}")
+            self.note(
+                f"the checkpoint of round {round} is damaged ({why}) and was moved to "
+                f"{aside.path.name}: going back to the one before it"
+            )
+
+    def _read(self, round: int, like: Any) -> tuple[Any, dict[str, Any]] | str:
+        """Its state and meta, or what is damaged."""
+        folder = self._folder(round)
+        damage = self._damage(folder)
+        if damage is not None:
+            return damage
+        leaves, structure = jax.tree.flatten(like)
+        shapes = {_name(i): np.zeros(np.shape(a), a.dtype) for i, a in enumerate(leaves)}
+        try:
+            saved, expected = orbax.meta(folder)["arrays"], _signature(shapes)
+            another = saved["digest"] == _digest({}, saved["names"]) and saved != expected
+            state, meta = ({}, {}) if another else orbax.load(folder, shapes)
+        except Exception as error:  # whatever Orbax raises: its files are as they were written
+            raise self._unreadable(folder, error) from None
+        if another:
+            raise MixflError(
+                f"the checkpoint of round {round} in {self.path} is of another model or "
+                "optimizer (other arrays): choose another --out."
+            )
+        if meta.pop("digest", None) != _digest(state, meta):
+            return "its contents have changed"
+        del meta["arrays"]
+        arrays = [jax.numpy.asarray(state[_name(i)]) for i in range(len(leaves))]
+        return jax.tree.unflatten(structure, arrays), meta
+
+    def model(self, round: int, like: Any = None) -> Any:
+        """The model of a checkpoint: nested dicts and lists, or a pytree like `like`."""
+        folder = self._folder(round)
+        damage = self._damage(folder)
+        if damage is not None:
+            raise MixflError(f"the checkpoint {folder} is damaged ({damage}).")
+        try:
+            meta = orbax.meta(folder)
+            names = meta["arrays"]["names"]
+            shapes = {n: np.zeros(shape, np.dtype(dtype)) for n, (shape, dtype) in names.items()}
+            state, _ = orbax.load(folder, shapes)
+        except Exception as error:
+            raise self._unreadable(folder, error) from None
+        where = meta.get("model")
+        if not where:
+            raise MixflError(f"{folder} does not say which of its arrays are the model.")
+        arrays = {name: np.asarray(state[_name(i)]) for name, (i, _) in where.items()}
+        if like is not None:
+            return filled(like, arrays, folder)
+        return nested({name: path for name, (_, path) in where.items()}, arrays)
+
+    def _damage(self, folder: Path) -> str | None:
+        try:
+            return manifest.damage(folder)
+        except OSError as error:
+            raise self._unreadable(folder, error) from None
+
+    def _unreadable(self, path: Path, error: Exception) -> MixflError:
+        return MixflError(
+            f"the checkpoint {path} can't be read: {orbax.reason(error)}. Nothing was changed: see "
+            "to that and try again. If it can't be mended, move that folder away, to go on from "
+            "the checkpoint before it."
+        )
+
+    def _folder(self, round: int) -> Path:
+        return self.path / str(round)
+
     def close(self) -> None:
-        if "manager" in vars(self):
-            self.manager.close()
-        for left in self.path.glob("*.orbax-checkpoint-tmp"):  # of a save that failed
-            shutil.rmtree(left, ignore_errors=True)
+        """Removes what a save that failed, or a kill, has left."""
+        for left in (PARTIAL, OLD, *(p.name for p in self.path.glob("*.orbax-checkpoint-tmp"))):
+            shutil.rmtree(self.path / left, ignore_errors=True)
 
 
-@functools.cache  # once per process
-def _hush() -> None:
-    """What fails is raised. But when one read or write fails, Orbax leaves the others alone,
-    and each of these complains with a traceback from a thread, then or later."""
-    hook = sys.unraisablehook
-
-    def unraisable(error):
-        if "Event loop is closed" not in str(error.exc_value):
-            hook(error)
-
-    sys.unraisablehook = unraisable
-    logging.getLogger("absl").setLevel(logging.CRITICAL)
-    own = ("orbax", "OCDBT", "tensorstore")
-    logging.getLogger("asyncio").addFilter(lambda r: not any(n in r.getMessage() for n in own))
+def where_model_is(state: Any) -> dict[str, Any]:
+    """By the names of the model's arrays, their places in the state and in the model. Nothing,
+    if a state only computes its model."""
+    places = {id(leaf): i for i, leaf in enumerate(jax.tree.leaves(state))}
+    leaves, paths = jax.tree.leaves(state.x), model_paths(state.x)
+    if not all(id(a) in places for a in leaves):
+        return {}
+    return {n: [places[id(a)], path] for (n, path), a in zip(paths.items(), leaves, strict=True)}
 
 
 def _name(i: int) -> str:
@@ -155,11 +213,3 @@ def _digest(leaves: dict[str, np.ndarray], meta: dict[str, Any]) -> str:
         digest.update(f"{name} {array.dtype} {array.shape} {sys.byteorder}".encode())
         digest.update(array.tobytes())
     return digest.hexdigest()
-
-
-def _reason(error: Exception) -> str:
-    """The system's words where they are in the message, which may be long; or its first line."""
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    codes = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES, errno.EIO)
-    found = [os.strerror(code) for code in codes if os.strerror(code) in str(error)]
-    return found[0] if found else lines[0][:200]

@@ -2,37 +2,37 @@
 
     config.toml        complete: the run can be repeated from it
     metrics.jsonl      one JSON object per evaluated round
-    checkpoints/       Orbax; the newest few
+    checkpoints/       Orbax; the newest few, and the one with the best model
     tensorboard/       the metrics as TensorBoard events
     mlflow.json        the run's id in MLflow, if it is tracked there
-    status.json        running, finished, interrupted or diverged, and at which round
+    origin.json        the data, versions and machine that it was made with
+    status.json        running, finished, interrupted, failed or diverged, and at which round
     model.safetensors  the trained model, when the run has finished
+    aside-1/           what was in the way: damaged checkpoints, or an earlier beginning
     and the problem's own files, such as vocabulary.json
 
 Whatever is written is there whole or not at all; one process at a time writes to it.
 """
 
 import contextlib
-import errno
 import fcntl
 import json
-import os
-import struct
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
-
 from mixfl.errors import MixflError
+from mixfl.runs.aside import EVERYTHING, Aside
+from mixfl.runs.files import append_whole, write_over, write_whole
+from mixfl.runs.model_file import load_model, model_bytes
 from mixfl.tasks import read_toml
 
 # What may be another when a run goes on: how a deployment deals with failures, too.
 OPERATION = ("round_deadline", "min_replies", "min_clients", "over_select", "max_update_norm")
 BEGUN = {".lock", ".config.toml.partial"}  # what a run may have left before its config.toml
+MESSAGE = 2000  # characters in status.json: it stays within one block of a disk
 
 
 @dataclass(frozen=True)
@@ -46,19 +46,35 @@ class Run:
     status: str
 
 
-def load(path: str | Path, like: Any = None) -> Run:
+def load(path: str | Path, like: Any = None, best: bool = False) -> Run:
     """A run's model, configuration and metrics.
 
     The model comes back as nested dicts and lists; give `like` (a model of the same structure,
-    for instance problem.init(key)) to have another kind of pytree filled.
+    for instance problem.init(key)) to have another kind of pytree filled. `best`: the model with
+    the lowest eval/loss of those that were saved, also while the run has not finished.
     """
     path = Path(path)
     if not (path / "config.toml").is_file():
         raise MixflError(f"{path} holds no run (no config.toml in it).")
     model = path / "model.safetensors"
-    params = load_model(model, like) if model.exists() else None
+    if best:
+        params = best_model(path, like)
+    else:
+        params = load_model(model, like) if model.exists() else None
     status = read_status(path).get("status", "unknown")
     return Run(path, read_toml(path / "config.toml"), read_metrics(path), params, status)
+
+
+def best_model(path: Path, like: Any = None) -> Any:
+    from mixfl.runs.checkpoint import Checkpoints
+
+    checkpoints = Checkpoints(path / "checkpoints")
+    round = checkpoints.best()
+    if round is None:
+        raise MixflError(
+            f"{path} has no best model: none of its checkpoints is of a round with an eval/loss."
+        )
+    return checkpoints.model(round, like)
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
@@ -88,6 +104,26 @@ class Busy(MixflError):
     """Another process has the folder."""
 
 
+def locked(path: Path) -> Any:
+    """Holds the folder as long as it is open."""
+    lock = open(path / ".lock", "a")  # noqa: SIM115
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        raise Busy(f"another process is writing to {path}.") from None
+    return lock
+
+
+def say_failed(path: Path, message: str) -> None:
+    """In the name of a process that had no time for it, if it was a run."""
+    if (path / "config.toml").is_file():
+        with contextlib.suppress(MixflError, OSError), locked(path):
+            earlier = {k: v for k, v in read_status(path).items() if k != "message"}
+            content = {"round": 0, **earlier, "status": "failed", "message": message[:MESSAGE]}
+            write_whole(path / "status.json", (json.dumps(content) + "\n").encode())
+
+
 class RunDirectory:
     """The folder of a run that is under way. One process at a time."""
 
@@ -105,12 +141,7 @@ class RunDirectory:
         path = self.path
         self._look(config, resume)
         path.mkdir(parents=True, exist_ok=True)
-        self.lock = open(path / ".lock", "a")  # noqa: SIM115 (held as long as the run)
-        try:
-            fcntl.flock(self.lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self.lock.close()
-            raise Busy(f"another process is writing to {path}.") from None
+        self.lock = locked(path)
         try:
             self._look(config, resume)  # again: another process may have been here meanwhile
             for left in path.glob(".*.partial"):
@@ -160,6 +191,21 @@ class RunDirectory:
     def finished(self) -> bool:
         return (self.path / "model.safetensors").exists()
 
+    def restart(self) -> None:
+        """Moves aside what was made, so that the run begins anew."""
+        aside = Aside(self.path)
+        for name in EVERYTHING:
+            aside.move(name)
+
+    def saved(self, every: int) -> int:
+        """The round of a checkpoint that the run must have had, by what else it left; or 0. The
+        first is made after `every` rounds at the latest, and after the row of its round."""
+        status = read_status(self.path)
+        round = status.get("round", 0)
+        told = round if status.get("status") == "interrupted" else status.get("saved", 0)
+        rows = [row["round"] for row in read_metrics(self.path)]
+        return max([told, *(r for r in rows if r > every)])
+
     def keep_metrics(self, until: int) -> list[dict[str, Any]]:
         """Drops the rows after round `until`: they will be made again."""
         rows = [row for row in read_metrics(self.path) if row["round"] <= until]
@@ -169,9 +215,21 @@ class RunDirectory:
     def add_metrics(self, row: dict[str, Any]) -> None:
         append_whole(self.metrics_file, _line(row))
 
-    def set_status(self, status: str, round: int, message: str = "") -> None:
-        content = {"status": status, "round": round} | ({"message": message} if message else {})
-        write_whole(self.path / "status.json", (json.dumps(content) + "\n").encode())
+    def set_status(self, status: str, round: int, message: str = "", **more: int) -> None:
+        """`more` is said where it is not 0."""
+        content: dict[str, Any] = {"status": status, "round": round}
+        content |= {k: v for k, v in more.items() if v}
+        content |= {"message": message[:MESSAGE]} if message else {}
+        self._write_status((json.dumps(content) + "\n").encode())
+
+    def _write_status(self, content: bytes) -> None:
+        file = self.path / "status.json"
+        try:
+            write_whole(file, content)
+        except MixflError:
+            with contextlib.suppress(OSError):
+                write_over(file, content)
+            raise
 
     def save_model(self, params: Any) -> None:
         write_whole(self.path / "model.safetensors", model_bytes(params))
@@ -191,156 +249,3 @@ def differences(earlier: dict[str, Any], now: dict[str, Any]) -> list[str]:
         for k in sorted({*earlier, *now} - {"version", *OPERATION})
         if earlier.get(k) != now.get(k)
     ]
-
-
-class Events:
-    """The metrics for TensorBoard, a file per start of the run.
-
-    Written at once: tensorboardX's own writer works in the background, so that a kill loses
-    what its queue holds, and a full disk stops it for good.
-    """
-
-    def __init__(self, path: Path, start: int):
-        from tensorboardX.proto.event_pb2 import Event, SessionLog
-
-        self.file = path / f"events.out.tfevents.{int(time.time()):010d}.mixfl.{start:08d}"
-        try:
-            path.mkdir(exist_ok=True)
-            self.file.write_bytes(b"")
-        except OSError as error:
-            raise disk_error(self.file, error) from None
-        self._add(Event(file_version="brain.Event:2"))
-        # What an earlier process wrote of the rounds that are made again is hidden.
-        self._add(Event(step=start + 1, session_log=SessionLog(status=SessionLog.START)))
-
-    def add(self, row: dict[str, Any]) -> None:
-        from tensorboardX.proto.event_pb2 import Event
-        from tensorboardX.proto.summary_pb2 import Summary
-
-        values = [
-            Summary.Value(tag=key, simple_value=value)
-            for key, value in row.items()
-            if key != "round" and value is not None
-        ]
-        self._add(Event(step=row["round"], summary=Summary(value=values)))
-
-    def _add(self, event: Any) -> None:
-        """A record: its length and its bytes, each followed by a checksum."""
-        from tensorboardX.record_writer import masked_crc32c
-
-        event.wall_time = time.time()
-        content = event.SerializeToString()
-        length = struct.pack("<Q", len(content))
-        checksum = lambda part: struct.pack("<I", masked_crc32c(part))  # noqa: E731
-        append_whole(self.file, length + checksum(length) + content + checksum(content))
-
-
-def append_whole(path: Path, content: bytes) -> None:
-    """All or nothing, at the end of a file."""
-    before = path.stat().st_size
-    try:
-        with open(path, "ab", buffering=0) as file:
-            if file.write(content) < len(content):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            os.fsync(file.fileno())
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            os.truncate(path, before)
-        raise disk_error(path, error) from None
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """All or nothing: written beside, then renamed."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        with open(partial, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except OSError as error:
-        partial.unlink(missing_ok=True)
-        raise disk_error(path, error) from None
-
-
-def disk_error(path: Path, error: OSError) -> MixflError:
-    return MixflError(
-        f"{path} could not be written: {error.strerror or error}. Free some space (or choose "
-        "another --out); --resume goes on from the last checkpoint."
-    )
-
-
-def model_bytes(params: Any) -> bytes:
-    """safetensors with names like hidden/w; the metadata has their paths in the pytree."""
-    import jax
-    from safetensors.numpy import save
-
-    paths = _paths(params)
-    leaves = [np.asarray(leaf, order="C") for leaf in jax.tree.leaves(params)]
-    arrays = dict(zip(paths, leaves, strict=True))
-    # One entry only: safetensors writes several in an order that changes, and so would the bytes.
-    return save(arrays, metadata={"paths": json.dumps(paths)})
-
-
-def load_model(path: Path, like: Any = None) -> Any:
-    import jax
-    from safetensors import safe_open
-
-    try:
-        with safe_open(path, framework="numpy") as file:
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            paths = json.loads((file.metadata() or {}).get("paths", "{}"))
-        if like is None:
-            return _nested({name: paths.get(name, [name]) for name in arrays}, arrays)
-    except Exception as error:  # whatever a damaged file makes safetensors and json raise
-        raise MixflError(
-            f"{path} is damaged: {error}. Remove it and run the same command with --resume to "
-            "have it written again."
-        ) from None
-    names = list(_paths(like))
-    if sorted(names) != sorted(arrays):
-        raise MixflError(f"{path} has the arrays {sorted(arrays)}, expected {sorted(names)}.")
-    for name, leaf in zip(names, jax.tree.leaves(like), strict=True):
-        if np.shape(leaf) != arrays[name].shape:
-            raise MixflError(
-                f"{path} has {name} with shape {arrays[name].shape}, expected {np.shape(leaf)}."
-            )
-    return jax.tree.unflatten(jax.tree.structure(like), [arrays[name] for name in names])
-
-
-def _paths(tree: Any) -> dict[str, list[str | int]]:
-    """Each leaf's name and its path in the pytree, in which a number is a place in a list."""
-    import jax
-
-    found: dict[str, list[str | int]] = {}
-    for path, _ in jax.tree_util.tree_leaves_with_path(tree):
-        parts = [
-            k.idx if hasattr(k, "idx") else str(getattr(k, "key", getattr(k, "name", k)))
-            for k in path
-        ]
-        name = "/".join(map(str, parts)) or "params"
-        while name in found:  # keys with a / in them may look like others
-            name += "'"
-        found[name] = parts
-    return found
-
-
-def _nested(paths: dict[str, list[str | int]], arrays: dict[str, np.ndarray]) -> Any:
-    """Dicts, and lists where the keys are numbers; an array on its own is just that."""
-    root: dict[Any, Any] = {}
-    for name, path in paths.items():
-        *parents, last = "root", *path
-        node = root
-        for part in parents:
-            node = node.setdefault(part, {})
-        node[last] = arrays[name]
-
-    def with_lists(node: Any) -> Any:
-        if not isinstance(node, dict):
-            return node
-        children = {k: with_lists(v) for k, v in node.items()}
-        if all(isinstance(k, int) for k in children):
-            return [children.get(i) for i in range(max(children) + 1)]
-        return children
-
-    return with_lists(root)["root"]

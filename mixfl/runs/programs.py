@@ -16,6 +16,14 @@ from pathlib import Path
 MOST_BYTES = 512 << 20  # in our own folder; the programs of the demo are 1 MB
 
 
+def own_cache() -> Path:
+    """A folder of the user's, into which nobody else looks."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mixfl"
+    with contextlib.suppress(OSError):  # whoever needs it finds out
+        cache.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return cache
+
+
 def keep_programs() -> None:
     """Before JAX compiles anything. Small programs are kept too: there are many of them."""
     import jax
@@ -23,7 +31,7 @@ def keep_programs() -> None:
     if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     if not getattr(jax.config, "jax_compilation_cache_dir", None):
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mixfl"
+        cache = own_cache()
         jax.config.update("jax_compilation_cache_dir", str(cache))
         mend(cache)
         trim(cache, MOST_BYTES)

@@ -7,13 +7,14 @@ import os
 import posixpath
 import re
 import shlex
-import tempfile
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import IO, Any
 
 from mixfl.errors import Interrupted, MixflError, unknown
-from mixfl.runs.directory import RunDirectory, write_whole
+from mixfl.runs.directory import RunDirectory
+from mixfl.runs.files import write_whole
+from mixfl.runs.programs import own_cache
 
 TRACKERS = ("mlflow",)
 # For this process, where the user has not said otherwise.
@@ -171,13 +172,20 @@ class MLflow(Tracker):
 def one_at_a_time():
     """A client makes MLflow's database if there is none. Runs that begin together, as those of a
     comparison, would do so together, and leave one that is broken."""
-    folder = os.open(tempfile.gettempdir(), os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):  # not every file system has locks
-            fcntl.flock(folder, fcntl.LOCK_EX)
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # not every file system has locks, or can be written
+            fcntl.flock(stack.enter_context(lock_file("mlflow")), fcntl.LOCK_EX)
         yield
-    finally:
-        os.close(folder)
+
+
+def lock_file(name: str) -> IO:
+    """In a folder that is the user's alone: whoever can open a file can hold its lock."""
+    folder = own_cache() / "locks"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.stat().st_uid != os.getuid():
+        raise PermissionError(f"{folder} belongs to somebody else")
+    folder.chmod(0o700)
+    return open(folder / name, "a")
 
 
 def metric_name(key: str) -> str:

@@ -1,0 +1,43 @@
+"""Going back to the best model of a run."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from mixfl.errors import MixflError
+from mixfl.runs import manifest
+from mixfl.runs.aside import Aside
+from mixfl.runs.checkpoint import Checkpoints
+from mixfl.runs.directory import locked
+
+
+def rewind(path: Path, note: Callable[[str], None]) -> None:
+    """`back_to_best` for a run that no process is making."""
+    if not (path / "config.toml").is_file():
+        raise MixflError(f"{path} holds no run (no config.toml in it).")
+    with locked(path):
+        back_to_best(path, note)
+
+
+def back_to_best(path: Path, note: Callable[[str], None]) -> None:
+    """Moves aside what came after the checkpoint with the lowest loss: the run goes on from it."""
+    checkpoints = Checkpoints(path / "checkpoints")
+    best = checkpoints.best()
+    if best is None:
+        raise MixflError(
+            f"{path} has no best checkpoint to go on from: none is of a round with an eval/loss."
+        )
+    folder = path / "checkpoints" / str(best)
+    if manifest.damage(folder):
+        raise MixflError(f"{folder}, the best checkpoint, is damaged ({manifest.damage(folder)}).")
+    later = [r for r in checkpoints.rounds() if r > best]
+    if not later:
+        note(f"the best checkpoint is the newest, of round {best}")
+        return
+    aside = Aside(path)
+    aside.copy("metrics.jsonl")
+    for name in ("model.safetensors", "mlflow.json", *(f"checkpoints/{r}" for r in later)):
+        aside.move(name)
+    note(
+        f"going back to the best checkpoint, of round {best} (loss {manifest.loss(folder):.4g}): "
+        f"what came after it is in {aside.path.name}"
+    )

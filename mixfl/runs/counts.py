@@ -1,0 +1,30 @@
+"""What is counted over the rounds of a run."""
+
+from collections.abc import Mapping
+from typing import Any
+
+MOST_SKIPPED = 5  # rounds at the end, from which on a run has failed
+
+
+def too_many(skipped: int, rounds: int) -> bool:
+    """Of the last rounds of a run."""
+    return skipped > 0 and (skipped >= MOST_SKIPPED or 2 * skipped >= rounds)
+
+
+COUNTED = (
+    "clients/rejected", "clients/asked", "clients/accepted", "clients/surplus",
+    "replies/duplicate", "replies/unknown", "rounds/failed",
+)  # fmt: skip
+
+
+def counted(key: str) -> bool:
+    """Is it added up over the rounds?"""
+    return key in COUNTED or key.startswith("clients/rejected/")
+
+
+def reasons(counts: Mapping[str, Any]) -> str:
+    """Why clients were left out, where an engine tells: `3 late, 1 shape`."""
+    start = "clients/rejected/"
+    return ", ".join(
+        f"{n} {k.removeprefix(start)}" for k, n in sorted(counts.items()) if k.startswith(start)
+    )
