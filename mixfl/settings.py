@@ -9,7 +9,7 @@ from typing import Any, Literal
 from mixfl.errors import MixflError, unknown
 
 Auto = Literal["auto"]
-Off = Literal["off"]
+Clip = Literal["quantile", "off"]
 WEIGHTINGS = ("examples", "steps", "uniform")
 TABLES = ("auto", "rows", "dense")
 FIRST_LAYERS = ("auto", "low-rank", "plain")
@@ -19,10 +19,10 @@ LARGEST = {int: 2**63 - 1, float: sys.float_info.max}
 
 
 def key(
-    default, help: str, *, kind: type, least=None, above=None, auto=False, none=False, off=False
+    default, help: str, *, kind: type, least=None, above=None, auto=False, none=False, words=()
 ):
     """A field with what its value must be."""
-    meta = dict(help=help, kind=kind, least=least, above=above, auto=auto, none=none, off=off)
+    meta = dict(help=help, kind=kind, least=least, above=above, auto=auto, none=none, words=words)
     return field(default=default, metadata=meta)
 
 
@@ -60,17 +60,18 @@ class Settings:
     central_opt: Any = key("sgd", "CentralOpt", kind=str)
     merge_opt: Any = key("sgd", "MergeOpt", kind=str)
     weighting: str = key("examples", "weight of a client: examples, steps or uniform", kind=str)
-    clip: float | Auto | Off = key(
-        "auto", "largest norm, per local step, of a client's own part of the change; auto: 3 times "
-        "a running quantile", kind=float, above=0, auto=True, off=True,
+    clip: float | Clip = key(
+        "quantile", "largest norm, per local step, of a client's own part of the change; quantile: "
+        "3 times a running quantile of all clients'; off", kind=float, above=0,
+        words=("quantile", "off"),
     )  # fmt: skip
     aggregation: str = key(
         "mean", "of the clients' changes: mean, or median, trimmed-mean, krum against bad clients",
         kind=str,
     )  # fmt: skip
-    trim: float | Auto = key(
-        "auto", "share of clients that trimmed-mean leaves out at each end, krum in all; auto: 0.2",
-        kind=float, least=0, auto=True,
+    trim: float = key(
+        0.2, "share of clients that trimmed-mean leaves out at each end, and krum in all",
+        kind=float, least=0,
     )  # fmt: skip
     tables: str = key(
         "auto", "tables at clients: rows (their own only), dense; auto: rows where exact", kind=str
@@ -106,10 +107,8 @@ class Settings:
             raise unknown("weighting", self.weighting, WEIGHTINGS)
         if self.aggregation not in AGGREGATIONS:
             raise unknown("aggregation", self.aggregation, AGGREGATIONS)
-        if self.trim != "auto" and self.trim >= 0.5:
+        if self.trim >= 0.5:
             raise MixflError(f"trim = {self.trim}: expected a share below 0.5, half must be good.")
-        if self.trim != "auto" and self.aggregation in ("mean", "median"):
-            raise MixflError(f"key 'trim' has no effect with aggregation = {self.aggregation}.")
         if self.tables not in TABLES:
             raise unknown("value of tables", self.tables, TABLES)
         if self.first_layer not in FIRST_LAYERS:
@@ -125,10 +124,6 @@ class Settings:
     def J(self) -> int:  # noqa: N802 (the paper's symbol)
         return self.local_steps if self.central_steps == "auto" else self.central_steps
 
-    @property
-    def trimmed(self) -> float:
-        return 0.2 if self.trim == "auto" else self.trim
-
 
 KEYS = {f.name: f for f in dataclasses.fields(Settings)}
 
@@ -139,7 +134,7 @@ def checked(f: dataclasses.Field, value):
     if isinstance(value, str):
         if meta["kind"] is str or (meta["auto"] and value == "auto"):
             return value
-        if meta["off"] and value == "off":
+        if value in meta["words"]:
             return value
     elif callable(value) and f.name.endswith("_opt"):
         return value
@@ -176,7 +171,7 @@ def _expected(meta) -> str:
         noun += f" of at least {meta['least']}"
     if meta["above"] is not None:
         noun += f" above {meta['above']}"
-    words = [f"'{word}'" for word in ("auto", "off") if meta[word]]
+    words = [f"'{word}'" for word in (*meta["words"], *["auto"] * meta["auto"])]
     return ", or ".join([noun, *words])
 
 

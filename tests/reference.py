@@ -48,7 +48,7 @@ class Settings:
     central_opt: str = "sgd"
     merge_opt: str = "sgd"
     weighting: str = "examples"  # p_i: "examples", "steps" or "uniform"
-    clip: float | str = "auto"  # largest norm per step of a client's own part, or "off"
+    clip: float | str = "quantile"  # largest norm per step of a client's own part, or "off"
     pretrain_rounds: int = 0
 
 
@@ -169,7 +169,7 @@ class Clip:
             return clients
         carried = [self.carried(x, i.K, augment) for i in clients]
         own = [i.delta - c for i, c in zip(clients, carried, strict=True)]
-        short = self.shortened(0, own, clients, None if self.s.clip == "auto" else self.s.clip)
+        short = self.shortened(0, own, clients, None if self.s.clip == "quantile" else self.s.clip)
         grads = [i.own for i in clients]
         if self.s.client_opt != "sgd":
             grads = self.shortened(1, grads, clients, None)

@@ -7,9 +7,9 @@ server's. The rest is the client's own part, and only that is clipped:
     norm     = ||own|| / K_i                      per local step, as clients take unequal numbers
     Delta_i' = carried(K_i) + own min(1, limit / norm)
 
-With `clip = auto`, the limit is MARGIN times a running quantile: the median, over the last WINDOW
-rounds, of each round's quantile SHARE of its clients' norms. Up to a quarter of the clients may
-send what they like in every round without moving it far. The first round, which has no history,
+With `clip = quantile`, the limit is MARGIN times a running quantile: the median, over the last
+WINDOW rounds, of each round's quantile SHARE of its clients' norms. Up to a quarter of the clients
+may send what they like in every round without moving it far. The first round, which has no history,
 judges its clients by their own quantile. A sum of gradients that is sent beside the change has a
 limit of its own.
 """
@@ -73,7 +73,7 @@ class Clipping:
         """The largest norm of each kind, [kinds]; infinite while nothing is known."""
         found = MARGIN * jnp.nanmedian(jnp.where(history > 0, history, jnp.nan), axis=1)
         found = jnp.where(jnp.isnan(found), jnp.inf, found)
-        return found if self.s.clip == "auto" else found.at[0].set(self.s.clip)
+        return found if self.s.clip == "quantile" else found.at[0].set(self.s.clip)
 
     def current(self, history, norms) -> jax.Array:
         """The limits of a round whose clients have the given norms [kinds, clients]: these tell

@@ -66,10 +66,10 @@ def _plus(tree, carried: dict[str, Any], sign: int):
 def center(s: Settings, stacked, good):
     """Of trees stacked along the first axis; 0 where no client counts."""
     if s.aggregation == "krum":
-        chosen = nearest(stacked, good, s.trimmed)
+        chosen = nearest(stacked, good, s.trim)
         mean = lambda a: _mean(a, _along(chosen, a))  # noqa: E731
         return jax.tree.map(mean, stacked)
-    cut = 0.5 if s.aggregation == "median" else s.trimmed
+    cut = 0.5 if s.aggregation == "median" else s.trim
     return jax.tree.map(lambda a: trimmed_mean(a, good, cut), stacked)
 
 

@@ -76,7 +76,6 @@ def resolved(plan: Plan, simulator: Simulator) -> Settings:
         devices=simulator.devices,
         tables="rows" if any(simulator.tables.values()) else "dense",
         first_layer="low-rank" if simulator.low_rank else "plain",
-        trim=s.trim if s.aggregation in ("mean", "median") else s.trimmed,
     )
     if len(draws) == 1:
         auto["central_batch"] = draws.pop()

@@ -12,7 +12,7 @@ def too_many(skipped: int, rounds: int) -> bool:
 
 
 COUNTED = (
-    "clients/rejected", "clients/asked", "clients/accepted", "clients/surplus",
+    "clients/rejected", "clients/clipped", "clients/asked", "clients/accepted", "clients/surplus",
     "replies/duplicate", "replies/unknown", "rounds/failed",
 )  # fmt: skip
 

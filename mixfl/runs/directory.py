@@ -242,8 +242,13 @@ def _line(row: dict[str, Any]) -> bytes:
     return (json.dumps(row, allow_nan=False) + "\n").encode()
 
 
+# What runs did before there were these keys.
+ALWAYS = {"clip": "off", "aggregation": "mean", "trim": 0.2, "cohorts": "seed"}
+
+
 def differences(earlier: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """`client_lr was 0.1, now 0.2` for each key that differs and must not."""
+    earlier = {k: v for k, v in ALWAYS.items() if k in now} | earlier
     return [
         f"{k} was {earlier.get(k, 'unset')}, now {now.get(k, 'unset')}"
         for k in sorted({*earlier, *now} - {"version", *OPERATION})

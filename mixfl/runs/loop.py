@@ -217,6 +217,7 @@ class Training:
                 f"round {result.round}: the updates of {rejected} clients were not finite and "
                 "are left out (counted in clients/rejected)"
             )
+        self._note_clipped(result.round, int(info.get("clients/clipped", 0)))
         self.counts.update({k: int(v) for k, v in info.items() if counted(k)})
         left = sum(float(info.get(f"clients/{p.name}", 0)) for p in self.plan.problem.populations)
         skipped = info.get("rounds/failed", 0)
@@ -224,6 +225,14 @@ class Training:
         if not bool(info["finite"]) or (rejected and not left and not skipped):
             self._settle()  # what was evaluated before is said before
             raise self._diverged(result.round)
+
+    def _note_clipped(self, t: int, clipped: int) -> None:
+        """Said once: what follows is in the metrics."""
+        if clipped and not self.counts["clients/clipped"]:
+            self.report.note(
+                f"round {t}: the changes of {clipped} clients were far longer than others' and are "
+                "shortened (clip, counted in clients/clipped)"
+            )
 
     def _diverged(self, t: int) -> Diverged:
         s, uses = self.s, self.plan.recipe.uses
