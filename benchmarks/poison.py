@@ -38,6 +38,7 @@ AGGREGATIONS = {
     "krum": dict(aggregation="krum", trim=0.25),
 }
 LENGTH = 30.0  # of a random change
+ROUNDS = 150
 
 
 def marked(problem: Problem, share: float, seed: int) -> Problem:
@@ -93,7 +94,8 @@ ATTACK = {
 
 def auc(algorithm: str, attack: str, share: float, seed: int, keys: dict) -> float:
     """Of the last model; 0.5, as by chance, where it is not finite."""
-    planned = plan("smile", algorithm, preset="demo", given=dict(seed=seed, **keys))
+    given = dict(seed=seed, rounds=ROUNDS, **keys)
+    planned = plan("smile", algorithm, preset="demo", given=given)
     problem = marked(planned.problem, share, seed)
     chosen = attacked(planned.recipe, attack) if share else planned.recipe
     s = dataclasses.replace(planned.settings, first_layer="plain")  # where a column is a column
@@ -141,7 +143,7 @@ def main(trials: int, algorithm: str, quick: bool) -> None:
         ],
     )
     if not quick:
-        kept = {"algorithm": algorithm, "preset": "demo", "trials": trials, "rows": rows}
+        kept = dict(algorithm=algorithm, preset="demo", rounds=ROUNDS, trials=trials, rows=rows)
         RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
 
 
