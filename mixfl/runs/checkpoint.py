@@ -13,6 +13,7 @@ import hashlib
 import json
 import shutil
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -179,7 +180,17 @@ class Checkpoints:
     def close(self) -> None:
         """Removes what a save that failed, or a kill, has left."""
         for left in (PARTIAL, OLD, *(p.name for p in self.path.glob("*.orbax-checkpoint-tmp"))):
-            shutil.rmtree(self.path / left, ignore_errors=True)
+            _remove(self.path / left)
+
+
+def _remove(folder: Path) -> None:
+    """After a write that failed, others of Orbax's may go on for a moment in their threads. What
+    they leave later than this is removed when the run goes on."""
+    for _ in range(40):
+        shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists():
+            return
+        time.sleep(0.05)
 
 
 def where_model_is(state: Any) -> dict[str, Any]:
