@@ -23,7 +23,7 @@ from mixfl.errors import MixflError
 Params = Any  # a pytree of floating-point arrays
 RESERVED = {  # what else a run's folder holds
     "config.toml", "metrics.jsonl", "status.json", "model.safetensors", "checkpoints",
-    "tensorboard", "mlflow.json", "origin.json", ".lock",
+    "tensorboard", "mlflow.json", "origin.json", "deployment.json", ".lock",
 }  # fmt: skip
 
 

@@ -240,6 +240,30 @@ def test_the_best_checkpoint_stays_beside_the_newest(tmp_path):
     assert_equal_trees(mixfl.load(out, like, best=True).params, best.params)
 
 
+def test_the_best_checkpoint_is_not_removed_where_it_cannot_be_read(tmp_path, monkeypatch):
+    """A read error while others are removed, or damage, does not make another one the best."""
+    checkpoints = Checkpoints(tmp_path)
+    x = np.zeros(3)
+    for round, loss in enumerate([0.1, 0.5, 0.5, 0.5], start=1):
+        checkpoints.save(round, [x + round], {}, loss)
+    assert checkpoints.rounds() == [4, 3, 2, 1]
+    with monkeypatch.context() as patched:
+        patched.setattr(manifest, "read", few_files)
+        checkpoints.save(5, [x + 5], {}, 0.5)
+        with pytest.raises(MixflError, match="can't be read"):
+            checkpoints.best()
+    assert checkpoints.rounds() == [5, 4, 3, 2, 1]
+    checkpoints.save(6, [x + 6], {}, 0.5)
+    assert checkpoints.rounds() == [6, 5, 4, 1]
+    (tmp_path / "1" / manifest.FILE).write_text("{")
+    checkpoints.save(7, [x + 7], {}, 0.5)
+    assert 1 in checkpoints.rounds()
+
+
+def few_files(_):
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
 ADAPTIVE = dict(
     client_opt="sgd(momentum=0.9)", server_opt="adam", server_lr=0.05, central_opt="adam",
     central_lr=0.02, merge_opt="sgd(momentum=0.5)",
@@ -293,6 +317,7 @@ def test_rewind_is_for_runs_of_a_deployment(tmp_path, monkeypatch, capsys):
     assert cli(monkeypatch, "rewind", out) == 0
     assert "round 7" in capsys.readouterr().out
     assert not (out / "model.safetensors").exists()
+    assert json.loads((out / "status.json").read_text())["status"] == "interrupted"
     assert sorted(int(p.name) for p in (out / "checkpoints").iterdir()) == [7]
     assert cli(monkeypatch, "rewind", tmp_path) == 2
 
@@ -405,6 +430,25 @@ def test_a_run_whose_last_rounds_were_skipped_has_failed_and_makes_them_again(tm
     model = (tmp_path / "whole" / "model.safetensors").read_bytes()
     assert (out / "model.safetensors").read_bytes() == model
     assert [row["round"] for row in lines(out)] == [r["round"] for r in lines(tmp_path / "whole")]
+
+
+def test_a_run_that_failed_by_skipped_rounds_may_die_before_it_saves_again(tmp_path, monkeypatch):
+    keys, out = dict(rounds=12, checkpoint_every=5), tmp_path / "run"
+    for _ in range(2):
+        with pytest.raises(MixflError, match=r"rounds 4 to 12 were skipped.*from round 3"):
+            test_flower.deploy(out=out, faults=gone(*range(4, 13)), **keys)
+        with monkeypatch.context() as patched:
+            patched.setattr(test_flower.server.DeployedEngine, "_round", dies)
+            with pytest.raises(RuntimeError):
+                test_flower.deploy(out=out, **keys)
+        assert [p.name for p in (out / "checkpoints").iterdir()] == ["3"]
+    _, _, said = test_flower.deploy(out=out, **keys)
+    assert "going on from the checkpoint of round 3" in said
+    assert status(out)["status"] == "finished"
+
+
+def dies(*_):
+    raise RuntimeError("no")
 
 
 def test_a_few_skipped_rounds_at_the_end_are_told(tmp_path):

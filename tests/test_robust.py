@@ -75,6 +75,15 @@ def test_krum_leaves_out_those_far_away():
     np.testing.assert_array_equal(np.flatnonzero(~np.asarray(found)), [2, 7])
 
 
+def test_krum_leaves_out_what_overflows_and_never_everybody():
+    a = np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32)
+    a[3] = 1e25  # its square is no 32-bit number
+    found = robust.nearest([jnp.asarray(a)], jnp.ones(6, bool), 0.2)
+    assert not np.asarray(found)[3]
+    alone = robust.nearest([jnp.asarray(a)], jnp.arange(6) == 2, 0.2)
+    np.testing.assert_array_equal(np.flatnonzero(alone), [2])
+
+
 @pytest.mark.parametrize("aggregation", ROBUST)
 def test_sums_are_those_of_clients_that_all_have_the_center(aggregation):
     """What the augmenting gradient did stays each client's own, with its own steps."""

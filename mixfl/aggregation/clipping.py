@@ -116,7 +116,7 @@ class Clipping:
         norms = jax.vmap(lambda u: self.norms(u, message))(uploads)
         limits = self.current(before, norms.T)
         short = jax.vmap(lambda u, n: self.clipped(u, message, n, limits))(uploads, norms)
-        over = jnp.any((norms > limits) & jnp.isfinite(norms), axis=1)
+        over = jnp.any(norms > limits, axis=1)
         return short, jnp.sum(over, dtype=jnp.int32), norms.T
 
 

@@ -26,6 +26,8 @@ from mixfl.sparse import zeros_for
 from mixfl.steps import add
 from mixfl.trees import name
 
+FARTHEST = float(np.finfo(np.float32).max)  # squared distance of changes that overflow it
+
 
 def robust_sums(s: Settings, summand, uploads: Upload, message: Message, good):
     """Of stacked uploads [clients, ...], where `good` [clients] says which count."""
@@ -104,15 +106,16 @@ def nearest(stacked, good, trim):
     gram = sum(a @ a.T for a in flat)
     squares = jnp.diag(gram)
     distance = jnp.maximum(squares[:, None] + squares[None] - 2 * gram, 0)
+    distance = jnp.where(jnp.isfinite(distance), distance, FARTHEST)
     both = good[:, None] & good[None] & ~jnp.eye(len(good), dtype=bool)
     ordered = jnp.sort(jnp.where(both, distance, jnp.inf), axis=1)
     count = jnp.sum(good)
-    bad = part_of(trim, count)
+    bad = jnp.minimum(part_of(trim, count), count - 1)
     neighbours = jnp.clip(count - bad - 2, 1, None)
     near = jnp.arange(len(good))[None] < neighbours
-    score = jnp.where(
-        good, jnp.sum(jnp.where(near & jnp.isfinite(ordered), ordered, 0), 1), jnp.inf
-    )
+    score = jnp.sum(jnp.where(near & jnp.isfinite(ordered), ordered, 0), axis=1)
+    # A client that counts comes before one that does not, however far away it is.
+    score = jnp.where(good, jnp.minimum(score, FARTHEST), jnp.inf)
     rank = jnp.argsort(jnp.argsort(score))
     return good & (rank < count - bad)
 

@@ -75,7 +75,7 @@ class Scan:
         every = norms if self.axis is None else _gathered(norms, self.axis)
         # The first round has no limits before it knows its own norms.
         early, limits = jnp.isinf(limits), clip.current(before, every)
-        over = (norms > limits[:, None]) & jnp.isfinite(norms)
+        over = norms > limits[:, None]  # an infinite norm too: its square exceeds a 32-bit number
         again |= jnp.any(over & early[:, None])
         sums, rejected = jax.lax.cond(
             again, lambda: total(True, limits)[:2], lambda: (sums, rejected)

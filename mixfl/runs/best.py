@@ -1,5 +1,6 @@
 """Going back to the best model of a run."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,6 +9,7 @@ from mixfl.runs import manifest
 from mixfl.runs.aside import Aside
 from mixfl.runs.checkpoint import Checkpoints
 from mixfl.runs.directory import locked
+from mixfl.runs.files import write_whole
 
 
 def rewind(path: Path, note: Callable[[str], None]) -> None:
@@ -37,6 +39,8 @@ def back_to_best(path: Path, note: Callable[[str], None]) -> None:
     aside.copy("metrics.jsonl")
     for name in ("model.safetensors", "mlflow.json", *(f"checkpoints/{r}" for r in later)):
         aside.move(name)
+    status = {"status": "interrupted", "round": best, "saved": best}  # whatever it was before
+    write_whole(path / "status.json", (json.dumps(status) + "\n").encode())
     note(
         f"going back to the best checkpoint, of round {best} (loss {manifest.loss(folder):.4g}): "
         f"what came after it is in {aside.path.name}"

@@ -45,9 +45,16 @@ class Checkpoints:
         return sorted((int(n) for n in found if n.isdigit()), reverse=True)
 
     def best(self) -> int | None:
-        """The round of the checkpoint whose model had the lowest loss."""
-        losses = {r: manifest.loss(self._folder(r)) for r in self.rounds()}
-        known = [(loss, r) for r, loss in losses.items() if loss is not None]
+        """The round of the checkpoint whose model had the lowest loss; a damaged one is none."""
+        known = []
+        for r in self.rounds():
+            try:
+                loss = manifest.loss(self._folder(r))
+            except ValueError:
+                continue
+            except OSError as error:
+                raise self._unreadable(self._folder(r), error) from None
+            known += [(loss, r)] if loss is not None else []
         return min(known)[1] if known else None
 
     def save(self, round: int, state: Any, meta: dict[str, Any], loss: float | None = None) -> None:
@@ -72,7 +79,21 @@ class Checkpoints:
         self._remove(self._unneeded())
 
     def _unneeded(self) -> list[int]:
-        return [r for r in self.rounds()[KEEP:] if r != self.best()]
+        """None as long as it is not known which is the best."""
+        older = self.rounds()[KEEP:]
+        try:
+            best = self.best()
+            return [r for r in older if r != best and self._says_its_loss(r)]
+        except (MixflError, OSError):
+            return []
+
+    def _says_its_loss(self, round: int) -> bool:
+        """A damaged one may be the best: it is left to whoever can repair it."""
+        try:
+            manifest.read(self._folder(round))
+            return True
+        except ValueError:
+            return False
 
     def _remove(self, rounds: list[int]) -> None:
         """One that is half removed must not look like a damaged one."""
@@ -85,7 +106,10 @@ class Checkpoints:
     def rename(self, round: int, to: int) -> None:
         """The state is that of round `to` as well; checkpoints between them are of no use."""
         self._remove([r for r in self.rounds() if to <= r < round])
-        self._folder(round).rename(self._folder(to))
+        try:
+            self._folder(round).rename(self._folder(to))
+        except OSError as error:
+            raise self._unreadable(self._folder(round), error) from None
 
     def latest(self, like: Any) -> tuple[int, Any, dict[str, Any]] | None:
         """(round, state, meta) of the newest checkpoint that is whole; None if there is none.

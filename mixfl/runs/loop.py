@@ -86,7 +86,7 @@ class Training:
             start, state, meta = found
             self.counts = Counter(meta["counts"])
             self.status.alarms = self.counts["alarms/loss"]
-            start = self._unskipped(start, meta.get("skipped", 0))
+            start = self._unskipped(start, meta.get("done", start))
             note(f"going on from the checkpoint of round {start}")
         elif saved := self.directory.saved(self.s.checkpoint_every):
             raise MixflError(
@@ -107,11 +107,11 @@ class Training:
         self.tracker.begin(self.directory, name, self.config, self.rows, note)
         return start, state
 
-    def _unskipped(self, start: int, skipped: int) -> int:
-        """Where to go on from a checkpoint. A run that failed by skipped rounds makes them again;
-        others are over, as if the run had not been interrupted."""
-        self.done = start - skipped
-        if start == self.s.rounds and too_many(skipped, start):
+    def _unskipped(self, start: int, done: int) -> int:
+        """Where to go on from a checkpoint, whose last good round is `done`. A run that failed by
+        skipped rounds makes them again; others are over, as if it had not been interrupted."""
+        self.done = min(done, start)
+        if start == self.s.rounds and too_many(start - self.done, start):
             self.checkpoints.rename(start, self.done)
             return self.done
         return start
@@ -186,7 +186,7 @@ class Training:
             if self.checkpoints is not None:
                 last = self.rows[-1] if self.rows else {"round": 0}
                 loss = last.get("eval/loss") if last["round"] == t else None
-                meta = {"counts": dict(self.counts), "skipped": t - self.done,
+                meta = {"counts": dict(self.counts), "done": self.done,
                         "model": where_model_is(state)}  # fmt: skip
                 self.checkpoints.save(t, state, meta, loss)
                 self.status.running(t, t)
@@ -295,7 +295,9 @@ class Training:
         if loss is not None and jumped([*before, loss]):
             self.counts["alarms/loss"] += 1
             self.status.alarms += 1
-            best = self.checkpoints.best() if self.checkpoints is not None else None
+            best = None
+            with contextlib.suppress(MixflError):  # not readable just now: then it is not named
+                best = self.checkpoints.best() if self.checkpoints is not None else None
             back = f"; the best checkpoint is of round {best}: --from-best goes on from there"
             self.report.note(
                 f"the loss jumped from {before[-1]:.4g} to {loss:.4g} in round {t} (the best was "

@@ -54,11 +54,8 @@ def damage(folder: Path) -> str | None:
 
 
 def loss(folder: Path) -> float | None:
-    """That of the checkpoint's model; None where it is not known."""
-    try:
-        return (read(folder) or {}).get("loss")
-    except (ValueError, OSError):
-        return None
+    """That of the checkpoint's model; None where it was not evaluated. Raises as `read` does."""
+    return (read(folder) or {}).get("loss")
 
 
 def _digest(path: Path) -> str:
