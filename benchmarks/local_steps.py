@@ -29,7 +29,7 @@ def step(x, *setting):
     import numpy as np
 
     rounds = simulator(*setting)
-    begin = rounds.init()._replace(x=jax.tree.map(jax.numpy.asarray, x))
+    begin = rounds.state(jax.tree.map(jax.numpy.asarray, x))
     (result,) = rounds.rounds(begin, 0, 1)
     ends = zip(jax.tree.leaves(result.state.x), jax.tree.leaves(x), strict=True)
     return np.concatenate([np.ravel(np.asarray(a, np.float64) - b) for a, b in ends])

@@ -89,10 +89,11 @@ def _histories(users: int, n: int, movies: int, rng) -> dict[str, np.ndarray]:
     }
 
 
-def settings(size: Size, **more) -> Settings:
+def settings(size: Size, clip="off", **more) -> Settings:
+    """Without clipping: no peer clips, and the models are compared."""
     return Settings(
         rounds=10**6, seed=SEED, cohort_size=size.S, client_batch=size.B, local_steps=size.K,
-        client_lr=size.lr, **more,
+        client_lr=size.lr, clip=clip, **more,
     )  # fmt: skip
 
 

@@ -18,11 +18,11 @@ MEASURES = ("none", "dissimilarity")
 LARGEST = {int: 2**63 - 1, float: sys.float_info.max}
 
 
-def key(
-    default, help: str, *, kind: type, least=None, above=None, auto=False, none=False, words=()
-):
+def key(default, help: str, *, kind: type, least=None, above=None, below=None, auto=False,
+        none=False, words=()):  # fmt: skip
     """A field with what its value must be."""
-    meta = dict(help=help, kind=kind, least=least, above=above, auto=auto, none=none, words=words)
+    meta = dict(help=help, kind=kind, least=least, above=above, below=below, auto=auto, none=none,
+                words=words)  # fmt: skip
     return field(default=default, metadata=meta)
 
 
@@ -71,7 +71,7 @@ class Settings:
     )  # fmt: skip
     trim: float = key(
         0.2, "share of clients that trimmed-mean leaves out at each end, and krum in all",
-        kind=float, least=0,
+        kind=float, least=0, below=0.5,
     )  # fmt: skip
     tables: str = key(
         "auto", "tables at clients: rows (their own only), dense; auto: rows where exact", kind=str
@@ -107,8 +107,6 @@ class Settings:
             raise unknown("weighting", self.weighting, WEIGHTINGS)
         if self.aggregation not in AGGREGATIONS:
             raise unknown("aggregation", self.aggregation, AGGREGATIONS)
-        if self.trim >= 0.5:
-            raise MixflError(f"trim = {self.trim}: expected a share below 0.5, half must be good.")
         if self.tables not in TABLES:
             raise unknown("value of tables", self.tables, TABLES)
         if self.first_layer not in FIRST_LAYERS:
@@ -154,6 +152,7 @@ def _in_range(meta, value) -> bool:
         -most <= value <= most
         and (meta["least"] is None or value >= meta["least"])
         and (meta["above"] is None or value > meta["above"])
+        and (meta["below"] is None or value < meta["below"])
     )
 
 
@@ -171,6 +170,8 @@ def _expected(meta) -> str:
         noun += f" of at least {meta['least']}"
     if meta["above"] is not None:
         noun += f" above {meta['above']}"
+    if meta["below"] is not None:
+        noun += f" and below {meta['below']}"
     words = [f"'{word}'" for word in (*meta["words"], *["auto"] * meta["auto"])]
     return ", or ".join([noun, *words])
 

@@ -158,8 +158,9 @@ def cohort(term, x, clients, s, augment) -> list[Steps]:
 
 class Clip:
     """A population's: a client's own part, per step, is no longer than 3 times what the norms of
-    the last 32 rounds came to: the median of each round's upper quartile. So is, by a limit of its
-    own, the sum of gradients that is sent beside the change where ClientOpt is not plain SGD."""
+    the last 32 rounds came to: the median of each round's upper quartile, or the median of this
+    round's, if it is larger. So is, by a limit of its own, the sum of gradients that is sent beside
+    the change where ClientOpt is not plain SGD."""
 
     def __init__(self, s: Settings):
         self.s, self.before = s, ([], [])
@@ -193,8 +194,10 @@ class Clip:
         known = list(before[-32:])
         counted = sorted(n for n in norms if n > 0)
         if counted:
-            before.append(counted[int(0.75 * (len(counted) - 1))])
-        if limit is None:
+            before.append(counted[int(0.75 * len(counted) - 0.5)])
+        if limit is None and known and counted:
+            limit = 3 * max(np.median(known), counted[(len(counted) - 1) // 2])
+        elif limit is None:
             limit = 3 * np.median(known or before or [np.inf])
         return [v * min(1, limit / max(n, 1e-300)) for v, n in zip(vectors, norms, strict=True)]
 

@@ -22,7 +22,7 @@ from mixfl.errors import MixflError
 from mixfl.runs import directory
 from mixfl.runs.config import to_toml
 from mixfl.runs.given import parse_assignments, read_config
-from mixfl.settings import FIRST_LAYERS, KEYS, MEASURES, TABLES, WEIGHTINGS
+from mixfl.settings import AGGREGATIONS, FIRST_LAYERS, KEYS, MEASURES, TABLES, WEIGHTINGS
 from mixfl.tasks import find
 
 TINY = f"{tiny_problem.__file__}:problem"
@@ -555,6 +555,7 @@ def test_settings_take_valid_values_only(key, value):
 
 NAMED = {
     "weighting": WEIGHTINGS, "tables": TABLES, "first_layer": FIRST_LAYERS, "measure": MEASURES,
+    "aggregation": AGGREGATIONS,
 }  # fmt: skip
 
 
@@ -565,11 +566,16 @@ def valid(key):
     values = {
         int: lambda: st.integers(least, 2**63 - 1),
         float: lambda: st.floats(
-            least, allow_infinity=False, exclude_min=meta["above"] is not None
+            least,
+            meta["below"],
+            allow_infinity=False,
+            exclude_min=meta["above"] is not None,
+            exclude_max=meta["below"] is not None,
         ),
         str: lambda: st.sampled_from(NAMED[key]) if key in NAMED else st.text(),
     }[meta["kind"]]()
-    return values | st.just("auto") if meta["auto"] else values
+    words = [*meta["words"], *["auto"] * meta["auto"]]
+    return values | st.sampled_from(words) if words else values
 
 
 @given(st.fixed_dictionaries({}, optional={key: valid(key) for key in KEYS}))

@@ -130,7 +130,7 @@ def twice(function, *args):
 
 def by_hand(simulator, t):
     """Round t through the functions of the contract, without compiling."""
-    algorithm, state = simulator.at(t), simulator.init()
+    algorithm, state = simulator.at(t), simulator.init().algorithm
     (piece,) = simulator.feeder.pieces(algorithm, t)
     with jax.disable_jit():
         messages = twice(algorithm.broadcast, state, piece.drawn)
@@ -151,7 +151,7 @@ def test_its_functions_are_pure_and_make_up_the_round_of_the_simulator(algorithm
     simulator = build(algorithm, cohort_size=2, local_steps=2, central_steps=2)
     state = by_hand(simulator, t)
     (result,) = simulator.rounds(simulator.init(), t, t + 1)
-    assert_close(state, result.state)
+    assert_close(state, result.state.algorithm)
 
 
 @pytest.mark.parametrize("t", [0, ROUNDS - 1])
@@ -159,7 +159,7 @@ def test_its_functions_are_pure_and_make_up_the_round_of_the_simulator(algorithm
 def test_there_is_a_message_per_population_and_sums_have_the_shape_of_the_model(algorithm, t):
     several = algorithm in ("fedavg", "pt", "1wgt", "2wgt", "example-transfer")
     simulator = build(algorithm, "two populations and a central term" if several else None)
-    algorithm, state = simulator.at(t), simulator.init()
+    algorithm, state = simulator.at(t), simulator.init().algorithm
     piece = next(iter(simulator.feeder.pieces(algorithm, t)))
     messages = jax.eval_shape(algorithm.broadcast, state, piece.drawn)
     populations = simulator.problem.populations if algorithm.feed.clients else ()
@@ -454,7 +454,7 @@ def test_2wgt_by_hand():
     gt_f = -(DELTA_A + DELTA_B) / (0.5 * (1 + 3))
     gt_c = -DELTA_C / (0.5 * 2)
     np.testing.assert_array_equal([gt_f, gt_c], [[-0.75, 1.75, -1.0], [1.75, -0.875, -1.75]])
-    np.testing.assert_array_equal(first.gt, [gt_f, gt_c])
+    np.testing.assert_array_equal(first.algorithm.gt, [gt_f, gt_c])
     # In the second round a client's step halves the way to t - gt_c,
     # for A to [-1.75, 2.875, 5.75]:
     delta_a = np.array([1.21875, 2.0, 3.4375]) - x_1
@@ -465,7 +465,7 @@ def test_2wgt_by_hand():
     x_2 = x_1 + ((1 * delta_a + 3 * delta_b) / 4 + delta_c) / 2
     np.testing.assert_array_equal(second.x, x_2)
     np.testing.assert_array_equal(
-        second.gt, [-(delta_a + delta_b) / (0.5 * 4) - gt_c, -delta_c / (0.5 * 2) - gt_f]
+        second.algorithm.gt, [-(delta_a + delta_b) / (0.5 * 4) - gt_c, -delta_c / (0.5 * 2) - gt_f]
     )
 
 

@@ -35,8 +35,8 @@ def memory(p, s, name):
         lowered = program.whole.lower(state, piece.drawn, piece.clients)
     else:
         messages = program.begin(state, piece.drawn)
-        empty = program.empty(messages, piece.clients)
-        lowered = program.accumulate.lower(empty, messages, piece.clients)
+        empty = program.empty(messages, piece.clients, state.norms)
+        lowered = program.accumulate.lower(empty, messages, piece.clients, state.norms)
     found = lowered.compile().memory_analysis()
     return found.argument_size_in_bytes + found.temp_size_in_bytes
 

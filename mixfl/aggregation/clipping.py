@@ -9,9 +9,9 @@ server's. The rest is the client's own part, and only that is clipped:
 
 With `clip = quantile`, the limit is MARGIN times a running quantile: the median, over the last
 WINDOW rounds, of each round's quantile SHARE of its clients' norms. Up to a quarter of the clients
-may send what they like in every round without moving it far. The first round, which has no history,
-judges its clients by their own quantile. A sum of gradients that is sent beside the change has a
-limit of its own.
+may send what they like in every round without moving it far. Where the norms of most clients rise
+together, the median of the round's own norms counts, if it is larger; the first round has only its
+own quantile. A sum of gradients that is sent beside the change has a limit of its own.
 """
 
 import dataclasses
@@ -45,15 +45,21 @@ def histories(problem: Problem, algorithm: Algorithm, s: Settings) -> tuple:
 
 
 def remember(history, norms):
-    """The history with a round's norms [kinds, clients]; those that are not above 0, or not
-    finite, do not count."""
+    """The history with a round's norms [kinds, clients]."""
+    value = _ranked(norms, lambda n: SHARE * n - 0.5)[:, None]  # of two clients, the larger
+    moved = jnp.concatenate([history[:, 1:], value], axis=1)
+    return jnp.where(value > 0, moved, history)
+
+
+def _ranked(norms, rank):
+    """Of norms [kinds, clients], those in the given place of their order: [kinds]. What is not
+    above 0, or not finite, does not count; 0 if none does."""
     counts = jnp.isfinite(norms) & (norms > 0)
     ordered = jnp.sort(jnp.where(counts, norms, jnp.inf), axis=1)
-    number = jnp.sum(counts, axis=1, keepdims=True)
-    place = jnp.floor(SHARE * (number - 1)).astype(jnp.int32)
-    value = jnp.take_along_axis(ordered, jnp.maximum(place, 0), axis=1)
-    moved = jnp.concatenate([history[:, 1:], value], axis=1)
-    return jnp.where(number > 0, moved, history)
+    number = jnp.sum(counts, axis=1)
+    place = jnp.maximum(jnp.floor(rank(number)), 0).astype(jnp.int32)
+    found = jnp.take_along_axis(ordered, place[:, None], axis=1)[:, 0]
+    return jnp.where(number > 0, found, 0.0)
 
 
 class Form(NamedTuple):
@@ -76,10 +82,11 @@ class Clipping:
         return found if self.s.clip == "quantile" else found.at[0].set(self.s.clip)
 
     def current(self, history, norms) -> jax.Array:
-        """The limits of a round whose clients have the given norms [kinds, clients]: these tell
-        where there is no history."""
-        known = self.limits(history)
-        return jnp.where(jnp.isinf(known), self.limits(remember(history, norms)), known)
+        """The limits of a round whose clients have the given norms [kinds, clients]."""
+        known, first = self.limits(history), self.limits(remember(history, norms))
+        together = MARGIN * _ranked(norms, lambda n: (n - 1) / 2)  # of two clients, the smaller
+        found = jnp.where(jnp.isinf(known), first, jnp.maximum(known, together))
+        return found if self.s.clip == "quantile" else found.at[0].set(self.s.clip)
 
     def norms(self, upload: Upload, message: Message, form: Form = Form()) -> jax.Array:  # noqa: B008
         """Of its own part and of its sum of gradients, per step: [kinds]; NaN of a client without
@@ -116,7 +123,7 @@ class Clipping:
         norms = jax.vmap(lambda u: self.norms(u, message))(uploads)
         limits = self.current(before, norms.T)
         short = jax.vmap(lambda u, n: self.clipped(u, message, n, limits))(uploads, norms)
-        over = jnp.any(norms > limits, axis=1)
+        over = jnp.any((norms > limits) & jnp.isfinite(norms), axis=1)
         return short, jnp.sum(over, dtype=jnp.int32), norms.T
 
 

@@ -6,8 +6,8 @@ which train in groups.
 
 A client whose update is not finite must not reach the sums. Looking at every update costs a
 pass over the model per client; so the scan runs without looking, and only if the sums turn out
-not to be finite, a second one in the same program runs that looks. It also runs in the first round
-if a client has to be clipped: only then are the limits not known before the scan.
+not to be finite, a second one in the same program runs that looks. It also runs where a client's
+norm lies between the limit that the rounds before gave and the one that all norms give.
 
 Low-rank layers (see lowrank.py) are summed after the scan, in one product.
 
@@ -73,10 +73,12 @@ class Scan:
         again = ~finite(sums)
         norms = norms.T  # [kinds, clients]
         every = norms if self.axis is None else _gathered(norms, self.axis)
-        # The first round has no limits before it knows its own norms.
-        early, limits = jnp.isinf(limits), clip.current(before, every)
-        over = norms > limits[:, None]  # an infinite norm too: its square exceeds a 32-bit number
-        again |= jnp.any(over & early[:, None])
+        # What the limits are, the round's own norms say too: a client may have been shortened in
+        # vain, or in the first round not have been.
+        assumed, limits = limits, clip.current(before, every)
+        over = (norms > limits[:, None]) & jnp.isfinite(norms)
+        other = (norms > jnp.minimum(assumed, limits)[:, None]) & (assumed != limits)[:, None]
+        again |= jnp.any(other) | jnp.any(jnp.isinf(norms))
         sums, rejected = jax.lax.cond(
             again, lambda: total(True, limits)[:2], lambda: (sums, rejected)
         )
@@ -99,6 +101,8 @@ class Scan:
             (found, norms), bad = summand(feed), jnp.bool(False)
             if look:
                 bad = ~finite(found)
+                if norms is not None:  # or its square exceeds a 32-bit number
+                    bad |= jnp.any(jnp.isinf(norms))
                 found = jax.tree.map(lambda u: jnp.where(bad, 0, u), found)
             leaves = tree.flatten_up_to(found)
             added = [None if is_local(leaf) else leaf for leaf in leaves]
@@ -157,13 +161,12 @@ def singly(algorithm: Algorithm, s: Settings, clipping: Clipping | None, term: F
         return None, algorithm.client(term, message, feed)
 
     uploads = jax.lax.scan(one, None, clients)[1]
-    good = jax.vmap(finite)(uploads)
-    rejected, clipped, norms = jnp.sum(~good, dtype=jnp.int32), jnp.int32(0), None
+    good, clipped, norms = jax.vmap(finite)(uploads), jnp.int32(0), None
     if clipping is not None:
         uploads, clipped, norms = clipping.all_clipped(uploads, message, before)
-    return Summed(
-        robust_sums(s, algorithm.summand, uploads, message, good), rejected, clipped, norms
-    )
+        good &= ~jnp.any(jnp.isinf(norms), axis=0)
+    sums = robust_sums(s, algorithm.summand, uploads, message, good)
+    return Summed(sums, jnp.sum(~good, dtype=jnp.int32), clipped, norms)
 
 
 def is_whole(leaf) -> bool:

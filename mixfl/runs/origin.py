@@ -8,6 +8,7 @@ import hashlib
 import importlib.metadata
 import json
 import platform
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -100,7 +101,7 @@ def surroundings() -> dict[str, dict[str, str]]:
     kind = _processor() if device.platform == "cpu" else device.device_kind
     return {
         "versions": versions | {"mixfl": mixfl.__version__, "python": platform.python_version()},
-        "machine": {"system": f"{platform.system()} {platform.machine()}", "device": kind},
+        "machine": {"system": f"{sys.platform} {platform.machine()}", "device": kind},
     }
 
 

@@ -104,7 +104,9 @@ def diagnose(
         )
     if column is not None:
         check_column(problem, column)
-    s, clock = dataclasses.replace(s, **PLAIN), Clock(budget, report)
+    # Clipping would hide a step that is too long.
+    s = dataclasses.replace(s, **PLAIN, clip="off", aggregation="mean")
+    clock = Clock(budget, report)
     setup = setup_of(problem, s)
     x0 = problem.init(jax.random.key(s.seed))
     curve, x1 = along(problem, s, x0, clock)

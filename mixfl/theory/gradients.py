@@ -19,6 +19,7 @@ import numpy as np
 
 from mixfl.algorithm import Algorithm, Batches, Draw, Feed, Message
 from mixfl.engine import Simulator
+from mixfl.engine.round import State as EngineState
 from mixfl.problem import Central, Params, Problem
 from mixfl.settings import Settings
 from mixfl.steps import (
@@ -164,7 +165,13 @@ class Gradients:
     def __init__(self, problem: Problem, s: Settings, batches: int = 1, divided_by=None):
         self.problem = problem
         s = dataclasses.replace(
-            s, local_steps=batches, tables="dense", first_layer="plain", client_opt="sgd"
+            s,
+            local_steps=batches,
+            tables="dense",
+            first_layer="plain",
+            client_opt="sgd",
+            clip="off",
+            aggregation="mean",
         )
         self.algorithm = gradients(problem, s, batches, divided_by)
         self.simulator = Simulator(problem, self.algorithm, s)
@@ -185,7 +192,7 @@ class Gradients:
 
     def _info(self, state: State, round: int) -> dict[str, Any]:
         own = jax.tree.map(lambda a: jnp.array(a, copy=True), state)  # a round uses up its state
-        (result,) = self.simulator.rounds(own, round, round + 1)
+        (result,) = self.simulator.rounds(EngineState(own), round, round + 1)
         return result.info
 
     def _estimates(self, j: int, sums: Scatter) -> Term:
