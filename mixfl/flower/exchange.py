@@ -70,7 +70,8 @@ class Exchange:
             if self.outstanding:
                 if clock.monotonic() >= self.until:
                     break
-                clock.sleep(min(pause(len(self.outstanding)), self.until - clock.monotonic()))
+                left = max(0.0, self.until - clock.monotonic())
+                clock.sleep(min(pause(len(self.outstanding)), left))
         for message, asked in self.outstanding.items():
             self.nodes.link.abandon(message)
             if len(self.uploads[asked.population]) >= wanted:
@@ -82,6 +83,11 @@ class Exchange:
     def _look(self) -> None:
         """Takes the replies that are there, each of at most the size that it may have."""
         link = self.nodes.link
+        try:
+            link.drain(self.until)
+        except Unreachable:
+            self.away = True
+            return
         for message, asked in list(self.outstanding.items()):
             if self.nodes.clock.monotonic() >= self.until:
                 return

@@ -8,7 +8,7 @@ from typing import Any
 
 LONGEST = 64  # rounds
 # The node is not to blame, or not for sure.
-EXCUSED = frozenset({"gone", "unsent", "stale"})
+EXCUSED = frozenset({"gone", "lost", "unsent", "stale"})
 # No mistake makes such a reply: the longest pause at once.
 SEVERE = frozenset({"oversized"})
 WORST = 2 + LONGEST.bit_length() - 1  # offences by which the pause is LONGEST
