@@ -200,7 +200,7 @@ class Nodes:
             return
         population, number, rows = parsed_hello(content(reply), self.tables)
         who = self.keys.get(node) or fingerprint(node, b"")
-        self.members.check(who, population, number)
+        self.members.check(who, population, number, self.keys.values())
         self.refused.pop(who, None)
         self.known[node] = Node(node, population, number, rows, who)
         del self.asked[message]
