@@ -377,6 +377,19 @@ def test_a_clients_error_with_a_long_text(length, reason):
     assert nothing_left(link)
 
 
+@pytest.mark.parametrize("code", [3, 4, 5])
+def test_only_the_superlink_can_say_that_a_node_is_gone_or_late(code):
+    """A node that says it of itself, to be excused, has failed."""
+
+    def forge(reply):
+        return honest(make_message(metadata=reply.metadata, error=Error(code, "not my fault")))
+
+    result, _, lines = served(None, {(str(t), 2): forge for t in range(3)})
+    row = result.metrics[-1]
+    assert row["clients/rejected/failed"] == row["clients/rejected"] >= 2
+    assert any("is in quarantine for 1 round" in line for line in lines)
+
+
 def test_messages_that_a_node_sends_to_the_server_unasked_are_dropped():
     """Flower hands them out with the replies."""
     there, nodes = placed("two terms")

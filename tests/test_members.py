@@ -36,6 +36,22 @@ def test_the_pause_doubles_and_good_replies_shorten_it():
     assert (again.offences, again.until) == (q.offences, q.until)
 
 
+def test_to_be_stale_is_excused_once():
+    """Data may change, and the next reply is a good one."""
+    q = Quarantine()
+    assert [q.offence("a", t, "stale") for t in range(4)] == [0, 0, 1, 2]
+    for _ in range(10):
+        assert q.offence("b", 0, "stale") == 0
+        q.good("b")
+    assert q.offences.keys() == {"a"}
+
+
+def test_no_quarantine_outlasts_a_return_to_an_earlier_round():
+    q = Quarantine([("a", 5, 1000)])
+    assert q.remaining("a", 10) == 1 + LONGEST
+    assert q.remaining("a", 11 + LONGEST) == 0
+
+
 def test_a_node_that_never_replies_is_asked_less_and_less():
     """Three others are enough. Without the quarantine every round would take the deadline."""
     faults = {(str(t), 2): hang for t in range(32)}

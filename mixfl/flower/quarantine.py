@@ -8,7 +8,7 @@ from typing import Any
 
 LONGEST = 64  # rounds
 # The node is not to blame, or not for sure.
-EXCUSED = frozenset({"gone", "lost", "unsent", "stale"})
+EXCUSED = frozenset({"gone", "lost", "unsent"})
 # No mistake makes such a reply: the longest pause at once.
 SEVERE = frozenset({"oversized"})
 WORST = 2 + LONGEST.bit_length() - 1  # offences by which the pause is LONGEST
@@ -20,6 +20,7 @@ class Quarantine:
     def __init__(self, kept: Any = ()):
         self.offences: dict[str, int] = {}
         self.until: dict[str, int] = {}  # the round in which a node may be asked again
+        self.stale: set[str] = set()  # whose last reply was
         for who, offences, until in kept:
             self.offences[who], self.until[who] = offences, until
 
@@ -29,11 +30,18 @@ class Quarantine:
 
     def remaining(self, who: str, round: int) -> int:
         """Rounds for which a node is left out, this one included."""
+        if who in self.until:  # a run may go back to an earlier round
+            self.until[who] = min(self.until[who], round + 1 + LONGEST)
         return max(0, self.until.get(who, 0) - round)
 
     def offence(self, who: str, round: int, reason: str) -> int:
         """Rounds for which the node is left out from now on."""
         if reason in EXCUSED:
+            return 0
+        if reason != "stale":
+            self.stale.discard(who)
+        elif who not in self.stale:  # data may change, but not with each round
+            self.stale.add(who)
             return 0
         count = WORST if reason in SEVERE else min(self.offences.get(who, 0) + 1, WORST)
         self.offences[who] = count
@@ -42,6 +50,7 @@ class Quarantine:
         return pause
 
     def good(self, who: str) -> None:
+        self.stale.discard(who)
         left = self.offences.pop(who, 0) // 2
         self.until.pop(who, None)
         if left:
