@@ -24,12 +24,12 @@ from mixfl.flower.quarantine import LONGEST, Quarantine
 def test_the_pause_doubles_and_good_replies_shorten_it():
     q = Quarantine()
     pauses = [q.offence("a", 10, "late") for _ in range(10)]
-    assert pauses == [0, 1, 2, 4, 8, 16, 32, 64, 64, 64]
+    assert pauses == [0, 0, 1, 2, 4, 8, 16, 32, 64, 64]
     assert q.remaining("a", 10) == 1 + LONGEST
     assert q.remaining("a", 11 + LONGEST) == 0
     q.good("a")
     assert q.remaining("a", 11) == 0
-    assert q.offence("a", 11, "shape") == 8
+    assert q.offence("a", 11, "shape") == 4
     assert q.offence("b", 0, "oversized") == LONGEST
     assert [q.offence("c", 0, reason) for reason in ("gone", "unsent", "stale")] == [0, 0, 0]
     again = Quarantine(json.loads(json.dumps(q.kept())))
@@ -39,7 +39,7 @@ def test_the_pause_doubles_and_good_replies_shorten_it():
 def test_to_be_stale_is_excused_once():
     """Data may change, and the next reply is a good one."""
     q = Quarantine()
-    assert [q.offence("a", t, "stale") for t in range(4)] == [0, 0, 1, 2]
+    assert [q.offence("a", t, "stale") for t in range(5)] == [0, 0, 0, 1, 2]
     for _ in range(10):
         assert q.offence("b", 0, "stale") == 0
         q.good("b")
@@ -62,10 +62,10 @@ def test_a_node_that_never_replies_is_asked_less_and_less():
         b["round"] - 1 for a, b in zip([{}, *result.metrics], result.metrics, strict=False)
         if b.get("clients/rejected", 0) > a.get("clients/rejected", 0)
     ]  # fmt: skip
-    assert late_in == [0, 1, 3, 6, 11, 20]
-    assert [row["clients/quarantined"] for row in result.metrics][:7] == [0, 0, 1, 0, 1, 1, 0]
+    assert late_in == [0, 1, 2, 4, 7, 12, 21]
+    assert [row["clients/quarantined"] for row in result.metrics][:8] == [0, 0, 0, 1, 0, 1, 1, 0]
     assert result.metrics[-1]["clients/accepted"] == 3 * 32
-    assert 60 <= grid.clock.now < 62
+    assert 70 <= grid.clock.now < 72
     assert f"node {FIRST_NODE + 2} is in quarantine for 1 round: it has failed again" in "\n".join(
         lines
     )

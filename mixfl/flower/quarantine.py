@@ -1,17 +1,19 @@
 """Nodes that fail again and again are left out for a while: the pause doubles each time.
 
-The first bad or late reply costs nothing. The second in a row costs one round, the next two, four,
-up to LONGEST. A good reply halves what is held against a node.
+The first two bad or late replies in a row cost nothing: a process that was killed, and what Flower
+lost with it, may take two rounds. The third costs one round, the next two, four, up to LONGEST. A
+good reply halves what is held against a node.
 """
 
 from typing import Any
 
 LONGEST = 64  # rounds
+FREE = 2  # offences that cost nothing
 # The node is not to blame, or not for sure.
 EXCUSED = frozenset({"gone", "lost", "unsent"})
 # No mistake makes such a reply: the longest pause at once.
 SEVERE = frozenset({"oversized"})
-WORST = 2 + LONGEST.bit_length() - 1  # offences by which the pause is LONGEST
+WORST = FREE + LONGEST.bit_length()  # offences by which the pause is LONGEST
 
 
 class Quarantine:
@@ -45,7 +47,7 @@ class Quarantine:
             return 0
         count = WORST if reason in SEVERE else min(self.offences.get(who, 0) + 1, WORST)
         self.offences[who] = count
-        pause = 2 ** (count - 2) if count > 1 else 0
+        pause = 2 ** (count - FREE - 1) if count > FREE else 0
         self.until[who] = round + 1 + pause
         return pause
 
