@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
-from flwr.common.constant import ErrorCode
+from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_object import (
@@ -120,7 +120,11 @@ def wired(message: Message) -> Message:
 
 
 def failed(message: Message, code: int, reason: str = "") -> Message:
-    return Message(Error(code, reason), reply_to=message)
+    """By the node, or by the SuperLink where only that can know."""
+    reply = Message(Error(code, reason), reply_to=message)
+    if code == ErrorCode.NODE_UNAVAILABLE:
+        reply.metadata.__dict__["_src_node_id"] = SUPERLINK_NODE_ID
+    return reply
 
 
 # Faults

@@ -36,7 +36,7 @@ from flwr.superlink.grid import HttpGrid
 from flwr.superlink.servicer.fleet import fleet_handlers as fleet
 from flwr.superlink.servicer.runtime import runtime_handlers as runtime
 
-from mixfl.flower.link import RuntimeLink
+from mixfl.flower.link import OTHER_ANSWER, RuntimeLink, TooLong
 
 HANDLERS = {
     "GetNodes": runtime.get_nodes, "PushMessages": runtime.push_messages,
@@ -61,7 +61,7 @@ class SuperLink:
         self.state = LinkStateFactory(name, NoOpFederationManager(), stores).state()
         self.app, self.configs, self.run_config = app, nodes, run_config
         self.forged, self.broken = forged or {}, lambda call, request, after: None
-        self.clock = Clock()
+        self.clock, self.most = Clock(), OTHER_ANSWER
         self.ids = [self._node(i) for i in range(len(nodes))]
         self.run = self._started()
 
@@ -91,7 +91,8 @@ class SuperLink:
     # What the run's server calls
 
     def limit(self, most: int, seconds: float) -> None:
-        """There is no HTTP to limit."""
+        """Of the next answer's bytes; there is no HTTP whose time could be limited."""
+        self.most = most
 
     def __getattr__(self, method: str):
         """The Runtime API's methods."""
@@ -106,6 +107,8 @@ class SuperLink:
         task = SimpleNamespace(run_id=self.run.run_id, task_id=self.run.primary_task_id)
         answer = handler(request, self.state, task)
         self.broken(handler.__name__, request, True)
+        if answer.ByteSize() > self.most:
+            raise TooLong
         return answer
 
     # What nodes do

@@ -10,7 +10,7 @@ import tracemalloc
 import httpx
 import numpy as np
 import pytest
-from flower_grid import InProcess
+from flower_grid import InProcess, hang
 from flower_superlink import (
     SuperLink,
     announced_only,
@@ -26,7 +26,7 @@ from flwr.app import Error, Message, RecordDict
 from flwr.app.message import make_message
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 from flwr.proto.message_pb2 import PullObjectRequest
-from flwr.supercore.inflatable.inflatable_object import get_object_tree
+from flwr.supercore.inflatable.inflatable_object import get_object_id, get_object_tree
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -35,6 +35,7 @@ from test_flower import SETTINGS, Notes, assert_same, deploy, placed
 import mixfl
 import mixfl.flower
 from mixfl.errors import MixflError
+from mixfl.flower import link as link_module
 from mixfl.flower import messages, server
 from mixfl.flower.bounds import Reply, bounds
 from mixfl.flower.link import Client, TooLong
@@ -376,6 +377,19 @@ def test_a_clients_error_with_a_long_text(length, reason):
     assert nothing_left(link)
 
 
+@pytest.mark.parametrize("code", [3, 4, 5])
+def test_only_the_superlink_can_say_that_a_node_is_gone_or_late(code):
+    """A node that says it of itself, to be excused, has failed."""
+
+    def forge(reply):
+        return honest(make_message(metadata=reply.metadata, error=Error(code, "not my fault")))
+
+    result, _, lines = served(None, {(str(t), 2): forge for t in range(3)})
+    row = result.metrics[-1]
+    assert row["clients/rejected/failed"] == row["clients/rejected"] >= 2
+    assert any("is in quarantine for 1 round" in line for line in lines)
+
+
 def test_messages_that_a_node_sends_to_the_server_unasked_are_dropped():
     """Flower hands them out with the replies."""
     there, nodes = placed("two terms")
@@ -391,3 +405,107 @@ def test_messages_that_a_node_sends_to_the_server_unasked_are_dropped():
     row = run(plan, None, True, Notes()).metrics[-1]
     assert (row["clients/accepted"], row["clients/rejected"]) == (8, 0)
     assert nothing_left(link)
+
+
+def with_junk(wanted, idle=0):
+    """Two rounds. A node sends an announcement of 20,000 objects that nobody asked for, just
+    before the pulls that are wanted, by the messages that they ask for and their number. The nodes
+    do no work for the first pulls."""
+    there, nodes = placed("two terms")
+    config = SETTINGS | dict(cohorts="seed", rounds=2, cohort_size=4, algorithm="fedavg")
+    link = SuperLink(mixfl.flower.client_app(there), nodes, config)
+    pulls, work = [], link.nodes_work
+    link.nodes_work = lambda: None if len(pulls) < idle and begun else work()
+    begun = []
+
+    def broken(name, request, after):
+        if name == "push_messages" and request.messages_list[0].metadata.group_id == "0":
+            begun.append(True)
+        if name != "pull_messages" or after or not begun:
+            return
+        pulls.append(request.message_ids)
+        if wanted(request.message_ids, len(pulls)):
+            unasked = Message(RecordDict(), SUPERLINK_NODE_ID, "train")
+            _, tree, contents = wide(20_000)(unasked)
+            tree.object_id = get_object_id(b"junk %d" % len(pulls))
+            link.send(link.ids[2], unasked, tree, contents)
+
+    link.broken = broken
+    plan = server.deployed(there, link.link(), config, Notes(), link.clock)
+    engine = plan.simulator()
+    infos = [found.info for found in engine.rounds(engine.init(), 0, 2)]
+    return infos, engine, link
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_what_one_node_sends_unasked_is_not_held_against_another(shared):
+    """Flower adds it to the next answer, whosever reply that has."""
+    infos, engine, link = with_junk(lambda ids, n: bool(ids) is shared)
+    assert [info["clients/accepted"] for info in infos] == [4, 4]
+    assert engine.members.quarantine.kept() == []
+    assert nothing_left(link)
+
+
+def test_a_reply_that_comes_with_too_much_that_nobody_asked_for_is_lost(monkeypatch):
+    """The SuperLink has forgotten it: the node is left out of the round, and not blamed."""
+    monkeypatch.setattr(link_module, "OTHER_ANSWER", 1 << 20)
+    infos, engine, _ = with_junk(lambda ids, n: n == 2)
+    assert infos[0]["clients/rejected/lost"] == infos[0]["clients/rejected"] == 1
+    assert (infos[0]["clients/accepted"], infos[1]["clients/accepted"]) == (3, 4)
+    assert engine.members.quarantine.kept() == []
+
+
+def test_a_reply_that_was_not_there_yet_is_not_lost(monkeypatch):
+    """What could not be read had no reply in it."""
+    monkeypatch.setattr(link_module, "OTHER_ANSWER", 1 << 20)
+    infos, _, _ = with_junk(lambda ids, n: bool(ids) and n < 8, idle=8)
+    assert [info["clients/accepted"] for info in infos] == [4, 4]
+
+
+def test_unasked_messages_are_deleted_after_the_replies_and_in_bounded_number(monkeypatch):
+    """Each may take as long as a call may."""
+    monkeypatch.setattr(link_module, "MOST_DELETED", 3)
+    there, nodes = placed("two terms")
+    config = SETTINGS | dict(cohorts="seed", rounds=1, cohort_size=4, algorithm="fedavg")
+    calls = []
+
+    def forge(reply):
+        for n in range(5):
+            unasked = Message(RecordDict(), SUPERLINK_NODE_ID, "train", group_id=str(n))
+            link.send(link.ids[2], *honest(unasked))
+            junk.append(unasked.metadata.message_id)
+        return honest(reply)
+
+    def broken(name, request, after):
+        if name == "confirm_message_received" and after:
+            calls.append(request.message_object_id)
+
+    junk = []
+    link = SuperLink(mixfl.flower.client_app(there), nodes, config, forged={("0", 2): forge})
+    link.broken = broken
+    plan = server.deployed(there, link.link(), config, Notes(), link.clock)
+    run(plan, None, True, Notes())
+    assert sum(call in junk for call in calls) == 3
+    assert all(call in junk for call in calls[-3:])
+
+
+def test_no_pause_is_negative():
+    """The deadline passes between two looks at the clock."""
+    there, nodes = placed("two terms")
+    grid = InProcess(mixfl.flower.client_app(there), nodes, SETTINGS, faults={("0", 2): hang})
+    slept, clock = [], grid.clock
+
+    class Passing(type(clock)):
+        def monotonic(self):
+            self.now += 0.3
+            return self.now
+
+        def sleep(self, seconds):
+            slept.append(seconds)
+            super().sleep(seconds)
+
+    grid.clock = Passing()
+    given = SETTINGS | dict(rounds=1, cohort_size=4, algorithm="fedavg", round_deadline=20.5)
+    run(server.deployed(there, grid, given, Notes(), grid.clock), None, True, Notes())
+    assert min(slept) >= 0
+    assert grid.clock.now > 20

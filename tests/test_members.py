@@ -15,7 +15,7 @@ from mixfl.errors import MixflError
 from mixfl.flower import messages
 from mixfl.flower.config import Deployment
 from mixfl.flower.keys import make_keys
-from mixfl.flower.members import FILE, Members
+from mixfl.flower.members import FILE, Members, fingerprint
 from mixfl.flower.quarantine import LONGEST, Quarantine
 
 # Quarantine
@@ -24,16 +24,32 @@ from mixfl.flower.quarantine import LONGEST, Quarantine
 def test_the_pause_doubles_and_good_replies_shorten_it():
     q = Quarantine()
     pauses = [q.offence("a", 10, "late") for _ in range(10)]
-    assert pauses == [0, 1, 2, 4, 8, 16, 32, 64, 64, 64]
+    assert pauses == [0, 0, 1, 2, 4, 8, 16, 32, 64, 64]
     assert q.remaining("a", 10) == 1 + LONGEST
     assert q.remaining("a", 11 + LONGEST) == 0
     q.good("a")
     assert q.remaining("a", 11) == 0
-    assert q.offence("a", 11, "shape") == 8
+    assert q.offence("a", 11, "shape") == 4
     assert q.offence("b", 0, "oversized") == LONGEST
     assert [q.offence("c", 0, reason) for reason in ("gone", "unsent", "stale")] == [0, 0, 0]
     again = Quarantine(json.loads(json.dumps(q.kept())))
     assert (again.offences, again.until) == (q.offences, q.until)
+
+
+def test_to_be_stale_is_excused_once():
+    """Data may change, and the next reply is a good one."""
+    q = Quarantine()
+    assert [q.offence("a", t, "stale") for t in range(5)] == [0, 0, 0, 1, 2]
+    for _ in range(10):
+        assert q.offence("b", 0, "stale") == 0
+        q.good("b")
+    assert q.offences.keys() == {"a"}
+
+
+def test_no_quarantine_outlasts_a_return_to_an_earlier_round():
+    q = Quarantine([("a", 5, 1000)])
+    assert q.remaining("a", 10) == 1 + LONGEST
+    assert q.remaining("a", 11 + LONGEST) == 0
 
 
 def test_a_node_that_never_replies_is_asked_less_and_less():
@@ -46,10 +62,10 @@ def test_a_node_that_never_replies_is_asked_less_and_less():
         b["round"] - 1 for a, b in zip([{}, *result.metrics], result.metrics, strict=False)
         if b.get("clients/rejected", 0) > a.get("clients/rejected", 0)
     ]  # fmt: skip
-    assert late_in == [0, 1, 3, 6, 11, 20]
-    assert [row["clients/quarantined"] for row in result.metrics][:7] == [0, 0, 1, 0, 1, 1, 0]
+    assert late_in == [0, 1, 2, 4, 7, 12, 21]
+    assert [row["clients/quarantined"] for row in result.metrics][:8] == [0, 0, 0, 1, 0, 1, 1, 0]
     assert result.metrics[-1]["clients/accepted"] == 3 * 32
-    assert 60 <= grid.clock.now < 62
+    assert 70 <= grid.clock.now < 72
     assert f"node {FIRST_NODE + 2} is in quarantine for 1 round: it has failed again" in "\n".join(
         lines
     )
@@ -239,17 +255,86 @@ def test_without_a_list_it_is_said_that_nodes_choose(keyed):
     assert row["clients/federated"] == 4
 
 
+BOTH = {"key a", "key b"}
+
+
+def members(folder, notes=None, **given):
+    found = Members(placed("two populations")[0], Deployment(**given), folder,
+                    (notes if notes is not None else []).append)  # fmt: skip
+    found.begin()
+    return found
+
+
 def test_a_number_stays_its_keys_own_across_restarts(tmp_path):
-    there, _ = placed("two terms")
-    first = Members(there, Deployment(), tmp_path, print)
-    first.begin()
-    first.check("key a", "federated", 7)
+    """While its owner is connected."""
+    first = members(tmp_path)
+    first.check("key a", "federated", 7, BOTH)
     first.save()
-    again = Members(there, Deployment(), tmp_path, print)
-    again.begin()
-    again.check("key a", "federated", 7)
+    again = members(tmp_path)
     with pytest.raises(messages.Rejected, match="the number 7 is another node's"):
-        again.check("key b", "federated", 7)
+        again.check("key b", "federated", 7, BOTH)
+    again.check("key a", "federated", 7, BOTH)
+
+
+def test_a_number_is_free_while_its_owner_is_not_connected(tmp_path):
+    """A SuperNode without a key of its own has a new one at each start."""
+    notes: list[str] = []
+    there = members(tmp_path, notes)
+    there.check("key a", "federated", 7, {"key a"})
+    there.check("key b", "federated", 7, {"key b"})
+    assert "the number 7 of 'federated' is another key's now" in notes[-1]
+    with pytest.raises(messages.Rejected, match="the number 7 is another node's"):
+        there.check("key a", "federated", 7, BOTH)
+
+
+def test_a_number_that_the_list_fixes_is_nobody_elses(keyed, tmp_path):
+    path = str(keyed[0] / "populations.toml")
+    there = members(tmp_path, populations=path)
+    owner, other = [fingerprint(0, key) for key in keyed[1][:2]]
+    with pytest.raises(messages.Rejected, match="the number 0 is another node's"):
+        there.check(other, "federated", 0, {other})  # though its owner never was there
+    there.check(owner, "federated", 0, {owner, other})
+    with pytest.raises(messages.Rejected, match="the number 0 is another node's"):
+        there.check(other, "federated", 0, {other})
+
+
+def test_a_key_has_one_number(tmp_path):
+    """It may say another; it can't collect them."""
+    there = members(tmp_path)
+    for number in range(50):
+        there.check("key a", "federated", number, BOTH)
+    there.check("key b", "federated", 7, BOTH)
+    there.save()
+    kept = json.loads((tmp_path / FILE).read_text())["numbers"]
+    assert kept == [["federated", 7, "key b"], ["federated", 49, "key a"]]
+    with pytest.raises(messages.Rejected, match="the number 49 is another node's"):
+        there.check("key b", "federated", 49, BOTH)
+    assert there.numbers["federated", 7] == "key b"
+
+
+class Rekeyed(InProcess):
+    """All nodes are started anew before the second round, each with another key."""
+
+    def get_nodes(self):
+        if ("push", "0") in self.events:
+            self.key = lambda node: b"another key of node %d" % node
+        return super().get_nodes()
+
+
+def test_nodes_that_come_back_with_new_keys_take_part():
+    there, nodes = placed("two terms")
+    config = SETTINGS | dict(cohort_size=4, rounds=3, round_deadline=5.0, algorithm="fedavg")
+    grid = Rekeyed(mixfl.flower.client_app(there), nodes, config)
+    grid.gone = lambda now: set(range(4)) if away(grid) else set()
+    result, _, lines = deploy(grid=grid, **config)
+    assert result.metrics[-1]["clients/federated"] == 4
+    assert not any("does not take part" in line for line in lines)
+
+
+def away(grid):
+    """Once, between two rounds: so that the server sees them go."""
+    grid.looks = getattr(grid, "looks", 0) + (("push", "0") in grid.events)
+    return grid.looks == 1
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,10 @@ class Asked(NamedTuple):
     like: Upload  # the shapes of its upload
 
 
+# Reasons that may have their cause elsewhere, in the network or in the task itself.
+SILENT = frozenset({"late", "failed", "crashed", "not_loaded"})
+
+
 class Exchange:
     """One round's messages and replies. `like` has, per population, the shapes of an upload."""
 
@@ -36,6 +40,7 @@ class Exchange:
         self.down, self.up, self.received = 0, 0, 0
         self.count: Counter[str] = Counter()
         self.away = False  # was the SuperLink, for a while
+        self.offences: list[tuple[Node, str]] = []
 
     def push(self, messages) -> None:
         """Flower gives up a message, and its reply, after the round's deadline."""
@@ -70,18 +75,25 @@ class Exchange:
             if self.outstanding:
                 if clock.monotonic() >= self.until:
                     break
-                clock.sleep(min(pause(len(self.outstanding)), self.until - clock.monotonic()))
+                left = max(0.0, self.until - clock.monotonic())
+                clock.sleep(min(pause(len(self.outstanding)), left))
         for message, asked in self.outstanding.items():
             self.nodes.link.abandon(message)
             if len(self.uploads[asked.population]) >= wanted:
                 self.count["clients/surplus"] += 1
             else:
                 self.reject(asked, Rejected("late", "no reply before the deadline"))
+        self._judge()
         self.nodes.link.sweep()
 
     def _look(self) -> None:
         """Takes the replies that are there, each of at most the size that it may have."""
         link = self.nodes.link
+        try:
+            link.drain(self.until)
+        except Unreachable:
+            self.away = True
+            return
         for message, asked in list(self.outstanding.items()):
             if self.nodes.clock.monotonic() >= self.until:
                 return
@@ -131,8 +143,13 @@ class Exchange:
             f"round {self.t + 1}: client {asked.node.number} (node {asked.node.id}) of "
             f"'{self.name(asked.population)}' is left out ({rejected.reason}): {rejected}"
         )
-        if not (self.away and rejected.reason == "late"):
-            self.nodes.failed(asked.node, self.t, rejected.reason)
+        self.offences.append((asked.node, rejected.reason))
+
+    def _judge(self) -> None:
+        """Holds failures against nodes; but not silence where the SuperLink, or everybody, was."""
+        for node, reason in self.offences:
+            if not (reason in SILENT and (self.away or not any(self.uploads))):
+                self.nodes.failed(node, self.t, reason)
 
     def counted(self) -> dict[str, int]:
         return {

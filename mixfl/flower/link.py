@@ -6,12 +6,14 @@ for what a node has announced, inflates what it gets whatever its size, and trie
 end while the SuperLink is away. What comes from flwr's inner modules is here and in bounds.py.
 """
 
+import contextlib
 from collections.abc import Iterable
 from typing import Any
 
 import httpx
 from flwr.app import Message
 from flwr.app.message import make_message
+from flwr.common.constant import SUPERLINK_NODE_ID
 from flwr.common.serde_utils import metadata_from_proto
 from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, PullObjectRequest
 from flwr.proto.runtime_pb2 import PullAppMessagesRequest
@@ -30,8 +32,8 @@ from mixfl.flower.replies import Clock
 LONGEST_CALL = 30.0  # seconds
 LONGEST_PAUSE = 20.0  # seconds between two tries
 REFUSED = 5  # times that the SuperLink may refuse a message
-ANNOUNCEMENT = 1 << 20  # bytes of an announcement beside its objects' ids
-OTHER_ANSWER = 1 << 26  # bytes of any other answer of the SuperLink's
+OTHER_ANSWER = 1 << 26  # bytes of an answer of the SuperLink's, if not of a reply's object
+MOST_DELETED = 1000  # messages that nobody asked for, per sweep; the others go with the run
 
 
 class Unreachable(Exception):
@@ -88,6 +90,9 @@ class Link:
         except Exception as error:
             raise unreadable(error) from None
 
+    def drain(self, until: float) -> None:
+        """Takes the messages out of the way that nobody asked for."""
+
     def abandon(self, message_id: str) -> None:
         """Nobody waits for the reply to it any more."""
 
@@ -116,6 +121,8 @@ class RuntimeLink(Link):
         self.node, self.run = grid.node, grid.run.run_id
         self.announced: dict[str, tuple[Any, Reply]] = {}
         self.abandoned: dict[str, None] = {}
+        self.unasked: dict[str, None] = {}
+        self.unread: set[str] = set()  # messages of which an answer could not be read
 
     def pull(self, message_id: str, bounds: Bounds, until: float) -> Iterable[Message]:
         """Nothing while a part is missing: it goes on with the next call."""
@@ -140,31 +147,49 @@ class RuntimeLink(Link):
         except Rejected:
             self._forget(message_id)
             raise
+        lost = message_id in self.unread and metadata.src_node_id == SUPERLINK_NODE_ID
         self._forget(message_id)
+        if lost:
+            raise Rejected("lost", "its reply came with others that could not be read")
         # Who sent it and what it answers is the SuperLink's to say, not the reply's.
         if told.has_error():
             return [make_message(metadata=metadata, error=told.error)]
         return [make_message(metadata=metadata, content=told.content)]
 
     def _announced(self, message_id: str, bounds: Bounds, until: float) -> bool:
-        """Is there a reply? The SuperLink tells it once."""
-        request = PullAppMessagesRequest(message_ids=[message_id])
+        """Is there a reply? The SuperLink tells it once, and with it all that any node has sent
+        unasked. Where such an answer can't be read, the next one shows whether a reply was in it:
+        then the SuperLink knows the message no more."""
+        found = None
         try:
-            answer = self._ask("PullMessages", request, ANNOUNCEMENT + 400 * bounds.objects, until)
+            for proto, tree in self._pulled([message_id], until):
+                if proto.metadata.reply_to_message_id == message_id:
+                    found = proto.metadata, tree
+                else:
+                    self.unasked[proto.metadata.message_id] = None
         except (TooLong, ValueError):  # or of a depth that can't be parsed
-            raise Rejected("malformed", "its reply's announcement is too long") from None
-        for proto, tree in zip(answer.messages_list, answer.message_object_trees, strict=True):
-            root = proto.metadata.message_id
-            if proto.metadata.reply_to_message_id != message_id:
-                self._delete(root)
-                continue
-            try:
-                reply = Reply(root, tree, bounds)
-            except Rejected:
-                self._delete(root)
-                raise
-            self.announced[message_id] = metadata_from_proto(proto.metadata), reply
-        return message_id in self.announced
+            self.unread.add(message_id)
+        if found is None:
+            return False
+        metadata, tree = found
+        try:
+            reply = Reply(metadata.message_id, tree, bounds)
+        except Rejected:
+            self._delete(metadata.message_id)
+            raise
+        self.announced[message_id] = metadata_from_proto(metadata), reply
+        return True
+
+    def drain(self, until: float) -> None:
+        """Flower adds them to every answer: a reply that comes with too many of them is lost."""
+        with contextlib.suppress(TooLong, ValueError):
+            for proto, _ in self._pulled([], until):
+                self.unasked[proto.metadata.message_id] = None
+
+    def _pulled(self, message_ids: list[str], until: float | None = None) -> list[tuple[Any, Any]]:
+        request = PullAppMessagesRequest(message_ids=message_ids)
+        answer = self._ask("PullMessages", request, OTHER_ANSWER, until)
+        return list(zip(answer.messages_list, answer.message_object_trees, strict=True))
 
     def abandon(self, message_id: str) -> None:
         self._forget(message_id)
@@ -173,25 +198,31 @@ class RuntimeLink(Link):
     def sweep(self) -> None:
         for message_id in list(self.abandoned):
             try:
-                request = PullAppMessagesRequest(message_ids=[message_id])
-                answer = self._ask("PullMessages", request, OTHER_ANSWER)
+                pulled = self._pulled([message_id])
             except Unreachable:
                 return
             except (TooLong, ValueError):  # its objects go with the run
                 del self.abandoned[message_id]
                 continue
-            if answer.messages_list:  # a reply, or the word that the message is too old for one
-                for proto in answer.messages_list:
-                    self._delete(proto.metadata.message_id)
-                self._delete(message_id)
+            roots = {p.metadata.message_id: p.metadata.reply_to_message_id for p, _ in pulled}
+            self.unasked |= {root: None for root, to in roots.items() if to != message_id}
+            if message_id in roots.values():  # a reply, or the word that it is too old for one
                 del self.abandoned[message_id]
+                for root in [root for root, to in roots.items() if to == message_id]:
+                    self._delete(root)
+                self._delete(message_id)
+        unasked, self.unasked = list(self.unasked)[:MOST_DELETED], {}
+        for root in unasked:
+            if not self._delete(root):
+                return
 
     def _forget(self, message_id: str) -> None:
+        self.unread.discard(message_id)
         _, reply = self.announced.pop(message_id, (None, None))
         if reply is not None:
             self._delete(reply.root)
 
-    def _delete(self, object_id: str) -> None:
+    def _delete(self, object_id: str) -> bool:
         """And all of which it alone consists."""
         request = ConfirmMessageReceivedRequest(
             node=self.node, run_id=self.run, message_object_id=object_id
@@ -199,7 +230,8 @@ class RuntimeLink(Link):
         try:
             self._ask("ConfirmMessageReceived", request, OTHER_ANSWER)
         except Unreachable:  # it goes with the run
-            pass
+            return False
+        return True
 
     def _ask(self, method: str, request: Any, most: int, until: float | None = None) -> Any:
         left = LONGEST_CALL if until is None else until - self.clock.monotonic()

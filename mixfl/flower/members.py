@@ -10,7 +10,7 @@ import hmac
 import json
 import os
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ class Members:
     ):
         names = [p.name for p in problem.populations]
         self.places = read_places(Path(d.populations), names) if d.populations else None
+        self.fixed = {place: who for who, place in (self.places or {}).items()}
         self.file = out / FILE if out is not None else None
         self.note, self.begun = note, False
         self.several = len(names) > 1 and self.places is None
@@ -66,19 +67,25 @@ class Members:
         what = f"cohort {round} {population}".encode()
         return int.from_bytes(hmac.digest(self.secret, what, "sha256")[:16], "big")
 
-    def check(self, who: str, population: str, number: int) -> None:
-        """A node's population and number, against what belongs to its key; a number that nobody
-        had is its own from now on."""
+    def check(self, who: str, population: str, number: int, connected: Collection[str]) -> None:
+        """A node's population and number, against what belongs to its key. A number that nobody
+        has, or somebody who is not connected, is its own from now on, and the one that it had
+        before is free."""
         if self.places is not None:
             if who not in self.places:
                 raise Rejected("impostor", "its key is of no population")
             wanted, fixed = self.places[who]
             if population != wanted or fixed not in (None, number):
                 raise Rejected("impostor", "it says that it is what its key is not")
-        owner = self.numbers.setdefault((population, number), who)
-        if owner != who:
+        place = population, number
+        owner, fixed_owner = self.numbers.get(place, who), self.fixed.get(place, who)
+        if fixed_owner != who or (owner != who and owner in connected):
             raise Rejected("impostor", f"the number {number} is another node's: give it a "
                            "partition-id of its own")  # fmt: skip
+        if owner != who:
+            self.note(f"the number {number} of '{population}' is another key's now: the one that "
+                      "had it is not connected")  # fmt: skip
+        self.numbers = {p: key for p, key in self.numbers.items() if key != who} | {place: who}
 
     def save(self) -> None:
         """What has changed."""

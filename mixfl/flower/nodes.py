@@ -5,6 +5,7 @@ a round needs one exchange. It is asked again when it comes back, or when its ro
 What it says is compared with what belongs to its key (members.py).
 """
 
+import contextlib
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -139,14 +140,18 @@ class Nodes:
         under_way = {node for node, _ in self.asked.values()}
         for node in sorted(connected - self.known.keys() - self.silent.keys() - under_way):
             self._ask(node, now + self.d.round_deadline)
+        if self.asked:
+            with contextlib.suppress(Unreachable):
+                self.link.drain(now + self.d.round_deadline)
+                self._hear(now)
+
+    def _hear(self, now: float) -> None:
         for message, (node, until) in list(self.asked.items()):
             try:
                 for reply in self.link.pull(message, self.bounds, until):
                     self._take(message, node, reply)
-                if message in self.asked and (now > until or node not in connected):
+                if message in self.asked and (now > until or node not in self.keys):
                     raise Rejected("late", "it has not said who it is")
-            except Unreachable:
-                break
             except Rejected as rejected:
                 del self.asked[message]
                 self.link.abandon(message)
@@ -195,7 +200,7 @@ class Nodes:
             return
         population, number, rows = parsed_hello(content(reply), self.tables)
         who = self.keys.get(node) or fingerprint(node, b"")
-        self.members.check(who, population, number)
+        self.members.check(who, population, number, self.keys.values())
         self.refused.pop(who, None)
         self.known[node] = Node(node, population, number, rows, who)
         del self.asked[message]

@@ -3,7 +3,7 @@
 from typing import Protocol
 
 from flwr.app import Message, RecordDict
-from flwr.common.constant import ErrorCode
+from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
 
 from mixfl.flower.messages import Rejected
 
@@ -15,6 +15,7 @@ REASONS = {  # Flower's error codes, as words for the metrics
     ErrorCode.NODE_UNAVAILABLE: "gone",
     ErrorCode.CLIENT_APP_CRASHED: "crashed",
 }
+SUPERLINKS_OWN = frozenset({"gone", "late"})  # no node can say that of itself
 
 
 class Clock(Protocol):
@@ -34,5 +35,8 @@ def content(reply: Message) -> RecordDict:
     says is not repeated: its data may be in it."""
     if reply.has_error():
         code = reply.error.code
-        raise Rejected(REASONS.get(code, "error"), f"it failed (code {code} of Flower's)")
+        reason = REASONS.get(code, "error")
+        if reason in SUPERLINKS_OWN and reply.metadata.src_node_id != SUPERLINK_NODE_ID:
+            reason = "failed"
+        raise Rejected(reason, f"it failed (code {code} of Flower's)")
     return reply.content
