@@ -14,6 +14,7 @@ from pathlib import Path
 BIN = Path(__file__).parent
 PROJECT = BIN.parent
 RUNS = PROJECT / "fake"  # a file per run: its status
+NODES = PROJECT / "nodes"  # those that are registered
 
 
 def wish() -> str:
@@ -77,8 +78,16 @@ def flwr(command: str, *arguments: str):
         print(json.dumps({"runs": [{"status": status, "status-details": "in Flower's words"}]}))
     elif command == "stop":
         (RUNS / arguments[0]).write_text("finished:stopped")
+    elif arguments[0] == "list":
+        names = NODES.read_text().split() if NODES.exists() else []
+        print(json.dumps({"success": True, "nodes": [{"node-id": name} for name in names]}))
     elif arguments[1] in (PROJECT / "known").read_text():
         sys.exit("Error: Public key already in use.")
+    else:
+        number = str(time.time_ns())
+        with open(NODES, "a") as file:
+            print(number, file=file)
+        print(json.dumps({"success": True, "node-id": number}))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 keeps up are small ones here (fake_flower.py); test_deployment.py and test_chaos.py have real
 ones."""
 
+import errno
+import json
 import os
 import signal
 import stat
@@ -18,7 +20,7 @@ from benchmarks.deployment import free_port
 from mixfl.cli import cli
 from mixfl.errors import MixflError
 from mixfl.flower import processes, supervisor
-from mixfl.flower.keeper import RunKeeper
+from mixfl.flower.keeper import RunKeeper, Told
 from mixfl.flower.keys import make_keys
 from mixfl.flower.new import write_project
 from mixfl.flower.supervisor import Child, Pause
@@ -238,10 +240,10 @@ def test_a_run_is_finished_once(project):
     assert project.run().wait(HUNG) == 0
     assert project.rounds() == 10
     assert project.asked("run") == 1
-    assert project.asked("supernode") == 2
+    assert project.asked("supernode register") == 2
     assert not alive(project.process("superlink"))
     assert project.run().wait(HUNG) == 0
-    assert (project.asked("run"), project.asked("supernode")) == (1, 2)  # it knows
+    assert (project.asked("run"), project.asked("supernode register")) == (1, 2)  # it knows
     keeping = project.run("--keep")
     project.told_of("run: finished, in", 3)
     assert alive(project.process("superlink"))
@@ -376,6 +378,115 @@ def test_a_disk_that_can_not_be_written_stops_nothing(tmp_path):
     while child.starts < 1 or child.process is not None:
         child.tend()
     assert not (tmp_path / "logs").exists()
+
+
+class Talking(RunKeeper):
+    """A keeper whose Flower is here: `answers` are to commands that begin so."""
+
+    def __init__(self, folder, answers):
+        super().__init__(folder, "", folder / "run", sleep=lambda seconds: iter(()))
+        self.answers, self.asked = answers, []
+        for name in ("keys", "state", "run"):
+            (folder / name).mkdir()
+
+    def _is_reachable(self):
+        return True
+
+    def _ask(self, *arguments):
+        self.asked.append(arguments)
+        yield
+        return self.answers(*arguments)
+
+
+def test_a_superlink_with_another_database_is_told_the_keys_again(tmp_path):
+    """Its file may have the same inode as the one before."""
+    nodes = {}
+
+    def answers(_, command, key="", *more):
+        if command == "list":
+            return Told(True, json.dumps({"nodes": [{"node-id": str(n)} for n in nodes]}))
+        if key in nodes.values():
+            return Told(False, "Public key already in use.")
+        nodes[10**18 + len(registered())] = key
+        return Told(True, json.dumps({"success": True, "node-id": max(nodes)}))
+
+    def registered():
+        return [a for a in keeper.asked if a[1] == "register"]
+
+    keeper = Talking(tmp_path, answers)
+    (tmp_path / "state/superlink.db").touch()
+    for n in (1, 2):
+        (tmp_path / f"keys/node-{n}.pub").write_text(f"key {n}")
+    for expected in (2, 2):
+        list_end(keeper._registered())
+        assert len(registered()) == expected
+    nodes.clear()
+    list_end(keeper._registered())
+    assert len(registered()) == 4
+    assert len(nodes) == 2
+
+
+@pytest.mark.parametrize("code", [1, 0])
+def test_a_bad_key_keeps_nobody_else_away(tmp_path, capsys, code):
+    """Flower may say in JSON that it has failed, and end with code 0."""
+
+    def answers(_, command, key, *more):
+        assert len(keeper.asked) < 10, "asked without end"
+        text = '{"success": false, "error-message": "not a key"}'
+        return Told(code == 0, text) if "node-1" in key else Told(True, '{"node-id": 5}')
+
+    keeper = Talking(tmp_path, answers)
+    for n in (1, 2):
+        (tmp_path / f"keys/node-{n}.pub").write_text("")
+    list_end(keeper._registered())
+    told = capsys.readouterr().out
+    assert told.count("node-1: its key can't be registered: not a key") == 3
+    assert "node-1: going on without it" in told
+    assert "node-2: its key is registered" in told
+
+
+@pytest.mark.parametrize("said", [True, False])
+def test_a_run_waits_for_space_on_the_disk(tmp_path, monkeypatch, capsys, said):
+    """It is not its own failure, however often: by its words, or, where there was no room for
+    them, by a look at the disk."""
+    pauses, tries, full = [], [], errno.EDQUOT if said else errno.ENOSPC
+
+    def tried():
+        yield
+        tries.append(1)
+        if len(tries) == 20:
+            (tmp_path / "run/status.json").write_text('{"status": "finished"}')
+            return "", False
+        return f"status.json could not be written: {os.strerror(full)}" if said else "failed", True
+
+    def no_room(*args, **more):
+        raise OSError(full, os.strerror(full))
+
+    keeper = Talking(tmp_path, None)
+    keeper._tried = tried
+    keeper.sleep = lambda seconds: iter(pauses.append(seconds) or ())
+    if not said:
+        monkeypatch.setattr("mixfl.flower.keeper.tempfile.TemporaryFile", no_room)
+    assert list_end(keeper._finished()) == 0
+    assert (pauses[:3], pauses[-1], len(pauses)) == ([1, 2, 4], 60, 19)
+    assert "given up" not in capsys.readouterr().out
+
+
+def test_a_keeper_that_fails_is_replaced(tmp_path, capsys):
+    made = []
+
+    def keeper():
+        made.append(1)
+        yield
+        if len(made) < 3:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return 7
+
+    there = supervisor.Supervisor(tmp_path, [], keeper)
+    assert there._tend() == 7
+    told = capsys.readouterr().out
+    assert "the run can't be seen to" in told
+    assert "Too many open files; trying again in 1 s" in told
 
 
 def list_end(generator):

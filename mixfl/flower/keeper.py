@@ -2,14 +2,17 @@
 
 A run ends for many reasons that are not its own: its server is killed, superexec is, the SuperLink
 was away for longer than Flower waits. Repeated, it goes on from its last checkpoint. One that ends
-by itself again and again without a new round (a wrong setting, a model that diverges) is given up.
+by itself again and again without a new round (a wrong setting, a model that diverges) is given up;
+not so where the disk is full.
 
 A `Keeper` is a generator: the supervisor goes on with it between two looks at its processes.
 """
 
 import contextlib
+import errno
 import hashlib
 import json
+import os
 import socket
 import tempfile
 import time
@@ -26,6 +29,9 @@ from mixfl.flower.supervisor import Keeper, Pause, say, start
 FLWR = ("sh", "-c", '. ./env.sh && exec flwr "$@"', "flwr")
 GIVEN_UP = 3  # the exit code
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds before a run is repeated
+NOTED = "state/registered"  # lines with a node's id in Flower and its key's digest
+REFUSED = 3  # times that a key may be refused
+FULL = (errno.ENOSPC, errno.EDQUOT)
 TRIES = 5  # failures of its own, without a new round between them
 HUNG = 120.0  # seconds after which a command of Flower's is ended
 ASK_EVERY, ASK_SELDOM = 5.0, 30.0  # seconds between two questions to the SuperLink
@@ -44,6 +50,11 @@ class Told(NamedTuple):
             found = json.loads(self.text[self.text.index("{") :])
             return found if isinstance(found, dict) else {}
         return {}
+
+    @property
+    def succeeded(self) -> bool:
+        """Flower may say that it has failed and end with code 0."""
+        return self.done and self.json().get("success") is not False
 
     def reason(self) -> str:
         message = self.json().get("error-message")
@@ -94,24 +105,45 @@ class RunKeeper:
     # The nodes' keys
 
     def _registered(self) -> Waiting:
-        database, noted = self.project / "state/superlink.db", self.project / "state/registered"
-        pause = Pause()
+        known = yield from self._known()
         for key in sorted(self.project.glob("keys/node-*.pub")):
-            digest = hashlib.sha256(key.read_bytes()).hexdigest()
-            while True:
-                yield from self._reachable()
-                # Another database knows nobody.
-                line = f"{database.stat().st_ino if database.exists() else 0} {digest}\n"
-                if noted.exists() and line in noted.read_text():
-                    break
-                told = yield from self._ask("supernode", "register", str(key), "--format", "json")
-                if told.done or "already in use" in told.text:
-                    say(f"{key.stem}: its key is registered")
-                    with contextlib.suppress(OSError), open(noted, "a", encoding="utf-8") as file:
-                        file.write(line)
-                    break
-                say(f"{key.stem}: its key can't be registered: {told.reason()}")
-                yield from self.sleep(pause.next())
+            try:
+                digest = hashlib.sha256(key.read_bytes()).hexdigest()
+            except OSError as error:
+                say(f"{key.stem}: its key can't be read: {error.strerror}; going on without it")
+                continue
+            if digest not in known:
+                yield from self._register(key, digest)
+
+    def _known(self) -> Generator[None, None, set[str]]:
+        """The digests of the keys that were registered, where the SuperLink still has their nodes:
+        another database knows nobody."""
+        try:
+            lines = (self.project / NOTED).read_text(errors="replace").splitlines()
+        except OSError:
+            return set()
+        yield from self._reachable()
+        told = yield from self._ask("supernode", "list", "--format", "json")
+        listed = {str(node.get("node-id")) for node in told.json().get("nodes") or []}
+        noted = [line.partition(" ") for line in lines]
+        return {digest for number, _, digest in noted if number in listed}
+
+    def _register(self, key: Path, digest: str) -> Waiting:
+        pause, refused = Pause(), 0
+        while refused < REFUSED:
+            yield from self._reachable()
+            told = yield from self._ask("supernode", "register", str(key), "--format", "json")
+            if told.succeeded or "already in use" in told.text:
+                say(f"{key.stem}: its key is registered")
+                number = told.json().get("node-id")
+                if number is not None:
+                    with contextlib.suppress(OSError), open(self.project / NOTED, "a") as file:
+                        file.write(f"{number} {digest}\n")
+                return
+            refused += self._is_reachable()
+            say(f"{key.stem}: its key can't be registered: {told.reason()}")
+            yield from self.sleep(pause.next())
+        say(f"{key.stem}: going on without it; mend {key} and start again")
 
     # The run
 
@@ -133,7 +165,7 @@ class RunKeeper:
             if self._rounds() > before:
                 failures = 0
                 self.pause.reset()
-            elif own and self.restarts() == superexec:
+            elif own and self.restarts() == superexec and not self._is_full(reason):
                 failures += 1
             if failures == TRIES:
                 say(f"run: given up, {TRIES} failures without a new round. The last: {reason}")
@@ -143,6 +175,18 @@ class RunKeeper:
             yield from self.sleep(seconds)
         say(f"run: finished, in {self.out}")
         return 0
+
+    def _is_full(self, reason: str) -> bool:
+        """The disk, as the run said or as it is: that is not the run's fault, and passes."""
+        if any(os.strerror(number) in reason for number in FULL):
+            return True
+        folder = self.out if self.out is not None and self.out.is_dir() else self.project
+        try:
+            with tempfile.TemporaryFile(dir=folder) as file:
+                file.write(bytes(1 << 16))
+        except OSError as error:
+            return error.errno in FULL
+        return False
 
     def _tried(self) -> Generator[None, None, tuple[str, bool | None]]:
         """One run of Flower's: how it ended, and whether by itself; None: by the user's wish."""

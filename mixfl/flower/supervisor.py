@@ -12,7 +12,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
@@ -153,8 +153,14 @@ def _signal(number: int) -> str:
 
 
 class Supervisor:
-    def __init__(self, folder: Path, children: list[Child], keeper: Keeper | None = None):
-        self.folder, self.children, self.keeper = folder, children, keeper
+    """`new_keeper` makes the keeper, and another one where that has failed."""
+
+    def __init__(
+        self, folder: Path, children: list[Child], new_keeper: Callable[[], Keeper] | None = None
+    ):
+        self.folder, self.children, self.new_keeper = folder, children, new_keeper
+        self.keeper: Keeper | None = None
+        self.due, self.pause = 0.0, Pause()  # of the next keeper
         self.asked = 0  # how often it was asked to stop
         self.locks: list[IO] = []
 
@@ -201,11 +207,10 @@ class Supervisor:
         while not self.asked:
             for child in self.children:
                 child.tend()
-            if self.keeper is not None:
-                try:
-                    next(self.keeper)
-                except StopIteration as end:
-                    return end.value
+            try:
+                self._keep()
+            except StopIteration as end:
+                return end.value
             if time.monotonic() > looked + 5:
                 looked = time.monotonic()
                 for child in self.children:
@@ -213,6 +218,19 @@ class Supervisor:
             time.sleep(LOOK_EVERY)
         say("asked to stop")
         return 0
+
+    def _keep(self) -> None:
+        """Goes on with the keeper; StopIteration once it has ended."""
+        if self.keeper is None and self.new_keeper is not None and time.monotonic() >= self.due:
+            self.keeper = self.new_keeper()
+        if self.keeper is None:
+            return
+        try:
+            next(self.keeper)
+        except OSError as error:
+            seconds = self.pause.next()
+            self.keeper, self.due = None, time.monotonic() + seconds
+            say(f"the run can't be seen to: {error}; trying again in {seconds:g} s")
 
     def _end(self) -> None:
         """SIGTERM to everything, and SIGKILL to what is left after a while, or at a second call."""

@@ -28,10 +28,11 @@ def up(
         superlink = Child("superlink", ["./superlink.sh"], project, environment)
         superexec = Child("superexec", ["./superexec.sh"], project, environment)
         children += [superlink, superexec]
-        keeper = RunKeeper(
+        kept = RunKeeper(
             project, address, out, run_config, keep, lambda: superexec.starts,
             environment=environment,
-        ).kept()  # fmt: skip
+        )  # fmt: skip
+        keeper = kept.kept
     for i, n in enumerate(nodes):
         children += _node(project, n, i, environment)
     say(f"keeping up {', '.join(child.name for child in children)} in {project}")
