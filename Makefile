@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo chromium nginx test test-flower test-chaos test-all check lint bench bench-peers growth lock clean
+.PHONY: demo chromium nginx test test-system test-flower test-chaos test-all check lint bench bench-peers growth lock clean
 
 # Installed once, and again when the project's files or the pinned versions change.
 .venv/ready: pyproject.toml constraints.txt
@@ -43,8 +43,12 @@ nginx:
 		echo "For the proxy's tests install nginx (Debian: sudo apt-get install nginx-light)"; \
 	fi
 
-test: .venv/complete chromium
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'not slow and not flower'
+test: .venv/complete
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'not slow and not flower and not system'
+
+# What kills processes, sweeps, distributes, opens browsers; CI runs it too.
+test-system: .venv/complete chromium
+	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'system and not slow and not flower'
 
 # A SuperLink and three SuperNodes as real processes, one test at a time: they share the cores.
 test-flower: .venv/complete nginx
@@ -63,7 +67,7 @@ lint: .venv/complete
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-check: lint test
+check: lint test test-system
 
 # Installs the peers in .bench, each in an environment of its own; what can't be is left out.
 bench: .venv/ready

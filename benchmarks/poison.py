@@ -38,7 +38,7 @@ AGGREGATIONS = {
     "krum": dict(aggregation="krum", trim=0.25),
 }
 LENGTH = 30.0  # of a random change
-ROUNDS = 150
+ROUNDS = 60
 
 
 def marked(problem: Problem, share: float, seed: int) -> Problem:

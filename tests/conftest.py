@@ -18,3 +18,15 @@ settings.register_profile(
     "steady", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("steady")
+
+# What kills, sweeps, distributes, opens browsers, or runs Flower's server in the test's process.
+SYSTEM = {
+    "test_distributed", "test_exchange", "test_faults", "test_flower", "test_flower_poison",
+    "test_kill", "test_members", "test_page", "test_supervisor", "test_sweeps", "test_trackers",
+}  # fmt: skip
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        if item.path.stem in SYSTEM:
+            item.add_marker("system")
