@@ -107,7 +107,8 @@ def auc(algorithm: str, attack: str, share: float, seed: int, keys: dict) -> flo
         return 0.5
 
 
-def measured(algorithm: str, trials: int) -> list[dict]:
+def measured(algorithm: str, trials: int, keep: bool) -> list[dict]:
+    """A row per case; what is measured is kept at once."""
     cases = [("none", 0.0), *((attack, share) for attack in ATTACKS for share in SHARES)]
     rows = []
     for attack, share in cases:
@@ -116,6 +117,9 @@ def measured(algorithm: str, trials: int) -> list[dict]:
             row[name] = [auc(algorithm, attack, share, seed, keys) for seed in range(1, trials + 1)]
             click.echo(f"{attack} {share:.0%} {name}: {np.round(row[name], 4)}")
         rows.append(row)
+        if keep:
+            kept = dict(algorithm=algorithm, preset="demo", rounds=ROUNDS, trials=trials, rows=rows)
+            RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
     return rows
 
 
@@ -132,7 +136,7 @@ def shown(values: list[float]) -> str:
 def main(trials: int, algorithm: str, quick: bool) -> None:
     recipe(algorithm)  # an error now, not later
     keep_programs()  # trials differ in their data and seeds only
-    rows = measured(algorithm, 1 if quick else trials)
+    rows = measured(algorithm, 1 if quick else trials, keep=not quick)
     head = ["bad clients", *AGGREGATIONS]
     print_table(
         head,
@@ -142,9 +146,6 @@ def main(trials: int, algorithm: str, quick: bool) -> None:
             for r in rows
         ],
     )
-    if not quick:
-        kept = dict(algorithm=algorithm, preset="demo", rounds=ROUNDS, trials=trials, rows=rows)
-        RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
 
 
 if __name__ == "__main__":
