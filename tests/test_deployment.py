@@ -26,9 +26,10 @@ def deployment(tmp_path_factory):
 def two_of_three(project: Path) -> Path:
     """Cohorts smaller than the population, so that it counts who is in them: the simulator's."""
     file, section = project / "pyproject.toml", "[tool.flwr.app.config]\n"
-    ours = 'cohort_size = 2\ncohorts = "seed"\n'
-    text = file.read_text().replace(ours, "")
-    file.write_text(text.replace(section, section + ours))
+    text = file.read_text().replace("cohort_size = 2\n", "")
+    assert "\ncohorts = " in text
+    text = text.replace('cohorts = "secret"', 'cohorts = "seed"')
+    file.write_text(text.replace(section, f"{section}cohort_size = 2\n"))
     return project
 
 
@@ -110,9 +111,9 @@ def test_nodes_are_known_by_their_keys(deployment):
     file = deployment.folder / "keys" / "populations.toml"
     file.write_text('node-1 = {population = "federated", number = 0}\nnode-2 = "federated"\n')
     settings = project / "pyproject.toml"
-    section = "[tool.flwr.app.config]\n"
     text = settings.read_text().replace("min_clients = 3", "min_clients = 2")
-    settings.write_text(text.replace(section, f'{section}populations = "{file}"\n'))
+    assert 'populations = ""' in text
+    settings.write_text(text.replace('populations = ""', f'populations = "{file}"'))
     out = project / "runs" / "listed"
     run = deployment.run(project, rounds=2, algorithm="fedavg", out=str(out))
     assert deployment.finished(run) == "finished:completed", deployment.told(run)
