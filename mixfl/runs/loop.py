@@ -230,8 +230,8 @@ class Training:
         """Said once: what follows is in the metrics."""
         if clipped and not self.counts["clients/clipped"]:
             self.report.note(
-                f"round {t}: the changes of {clipped} clients were far longer than others' and are "
-                "shortened (clip, counted in clients/clipped)"
+                f"round {t}: {clipped} client update{'s' if clipped > 1 else ''}, far longer than "
+                "the others, shortened (clip; counted in clients/clipped)"
             )
 
     def _diverged(self, t: int) -> Diverged:
