@@ -56,7 +56,7 @@ test-flower: .venv/complete nginx
 
 # The same with everything killed, the SuperLink away and nodes that attack: a quarter of an hour.
 test-chaos: .venv/complete
-	$(BIN)/python -m pytest -q tests/test_chaos.py -m slow
+	$(BIN)/python -m pytest -q tests/deploy/test_chaos.py -m slow
 
 test-all: .venv/complete chromium nginx
 	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'not flower'

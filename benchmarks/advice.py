@@ -27,10 +27,10 @@ import jax.numpy as jnp
 import numpy as np
 
 import mixfl
-from mixfl.algorithm import Batches, ClientFeed
 from mixfl.algorithms import ALGORITHMS
+from mixfl.algorithms.contract import Batches, ClientFeed
+from mixfl.measure.diagnosis import diagnose
 from mixfl.settings import Settings
-from mixfl.theory.diagnosis import diagnose
 
 NAMES = ("pt", "1wgt", "2wgt")
 TARGETS = {"quadratic": 5e-4, "mild": 5e-4, "logistic": 1e-2}

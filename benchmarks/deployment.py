@@ -17,9 +17,9 @@ import sys
 import time
 from pathlib import Path
 
-from mixfl.flower import processes
-from mixfl.flower.keys import make_keys
-from mixfl.flower.new import write_project
+from mixfl.deploy.flower import processes
+from mixfl.deploy.flower.keys import make_keys
+from mixfl.deploy.flower.new import write_project
 
 BIN = Path(sys.executable).parent
 HUNG = 300.0  # seconds
@@ -180,7 +180,7 @@ class Deployment:
 
     def worker(self, node: str) -> int | None:
         """The process that answers a node's messages."""
-        return child(self.processes[node].pid, "mixfl.flower.worker")
+        return child(self.processes[node].pid, "mixfl.deploy.flower.worker")
 
     def watcher(self, node: str) -> int | None:
         """The process that hands a node's messages to its worker."""

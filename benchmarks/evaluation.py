@@ -21,7 +21,7 @@ EVERY = 10
 
 def trial(plan, evaluate: bool) -> np.ndarray:
     """Seconds of the wall clock and of the processors, per round."""
-    from mixfl.runs.progress import Quiet
+    from mixfl.runs.sinks.terminal import Quiet
     from mixfl.runs.training import run
 
     class Clock(Quiet):
@@ -50,7 +50,7 @@ def now() -> np.ndarray:
 @click.option("--algorithm", default="2wgt", show_default=True)
 def main(trials: int, rounds: int, tasks: str, presets: str, algorithm: str) -> None:
     start_jax({})
-    from mixfl.runs.config import plan
+    from mixfl.runs.plan import plan
 
     cells = []
     for task in tasks.split(","):

@@ -15,7 +15,7 @@ ETA, STEPS, SCALES = 0.04, (1, 2, 4), (1, 0.25, 0.01)  # of the study 08_smile_s
 
 
 def simulator(algorithm: str, client_lr: float, local_steps: int, seed: int, problems: dict):
-    from mixfl.runs.config import plan
+    from mixfl.runs.plan import plan
 
     given = dict(
         rounds=200, client_batch=3, client_lr=client_lr, local_steps=local_steps, seed=seed

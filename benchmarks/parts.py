@@ -73,7 +73,7 @@ def products() -> dict[str, float]:
     import jax.numpy as jnp
     import numpy as np
 
-    from mixfl.lowrank import gram
+    from mixfl.forms.low_rank import gram
 
     rng = np.random.default_rng(0)
     S, K, B, D, H = 100, 2, 5, 84 * 84 * 3, 64

@@ -17,15 +17,15 @@ import jax.numpy as jnp
 import numpy as np
 
 import mixfl
-from mixfl.algorithm import Recipe
 from mixfl.algorithms import recipe
+from mixfl.algorithms.contract import Recipe
 from mixfl.cli import print_table
 from mixfl.engine import Simulator
 from mixfl.errors import Diverged
-from mixfl.intervals import half_width
 from mixfl.problem import Federated, Problem
-from mixfl.runs.config import plan
-from mixfl.runs.programs import keep_programs
+from mixfl.process.compilation_cache import keep_programs
+from mixfl.runs.plan import plan
+from mixfl.theory.intervals import half_width
 
 RESULTS = Path(__file__).parent / "poison.json"
 SHARES = (0.1, 0.2)

@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 
 from benchmarks.peers import protocol
 from mixfl.engine.feeding import Prefetch
-from mixfl.runs.config import plan
+from mixfl.runs.plan import plan
 
 WAYS = ("turns", "alone", "devices", "vmap")
 ALGORITHM, PRESET = "pt", "demo"  # as sweeps at the quick scale have them

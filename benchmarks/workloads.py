@@ -23,7 +23,8 @@ from mixfl.data import ClientData
 from mixfl.engine import cohort
 from mixfl.problem import Central, Federated, Problem
 from mixfl.settings import Settings
-from mixfl.tasks import char_model, movie, smile
+from mixfl.tasks import movie, smile
+from mixfl.tasks.text import char_model
 from mixfl.trees import named_leaves
 
 SEED = 0

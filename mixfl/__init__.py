@@ -7,7 +7,7 @@ Names are imported when first used, so that `mixfl --help` does not wait for JAX
 import importlib
 from typing import TYPE_CHECKING
 
-from mixfl.memory import keep_freed_memory
+from mixfl.process.memory import keep_freed_memory
 
 __version__ = "0.1.0"
 
@@ -21,7 +21,7 @@ _WHERE = {
     "MixflError": "mixfl.errors",
     "Diverged": "mixfl.errors",
     "train": "mixfl.runs.training",
-    "load": "mixfl.runs.directory",
+    "load": "mixfl.runs.folder",
     "fed_avg": "mixfl.algorithms",
     "parallel_training": "mixfl.algorithms",
     "one_way_gt": "mixfl.algorithms",
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from mixfl.data.examples import ClientData, Examples
     from mixfl.errors import Diverged, MixflError
     from mixfl.problem import Central, Federated, Problem
-    from mixfl.runs.directory import load
+    from mixfl.runs.folder import load
     from mixfl.runs.training import train
     from mixfl.settings import Settings
 

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from mixfl.algorithm import ClientFeed, Message, Upload
+from mixfl.algorithms.contract import ClientFeed, Message, Upload
 from mixfl.errors import MixflError
 from mixfl.optimizers import parse
 from mixfl.problem import Federated
@@ -159,7 +159,7 @@ def optimizer(s: Settings) -> Callable | None:
 def client_update(
     term: Federated, s: Settings, message: Message, feed: ClientFeed, collect: bool
 ) -> Upload:
-    """What mixfl.steps.client_update does, with the module's own optimizer and no padding."""
+    """What steps.client_update does, with the module's own optimizer and no padding."""
     loss: Loss = term.loss  # type: ignore[assignment]
     module, mask = loss.model.module(message.x), np.asarray(feed.batches.mask) > 0
     named = dict(module.named_parameters())

@@ -22,12 +22,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from mixfl.algorithm import Algorithm, Message, Upload
-from mixfl.lowrank import is_local
+from mixfl.algorithms.contract import Algorithm, Message, Upload
+from mixfl.algorithms.steps import descend, zeros
+from mixfl.forms.low_rank import is_local
 from mixfl.optimizers import make
 from mixfl.problem import Problem
 from mixfl.settings import Settings
-from mixfl.steps import descend, zeros
 from mixfl.trees import name
 
 MARGIN = 3.0

@@ -20,10 +20,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from mixfl.aggregation.clipping import carried_by
-from mixfl.algorithm import Message, Upload
+from mixfl.algorithms.contract import Message, Upload
+from mixfl.algorithms.steps import add
+from mixfl.forms.rows import zeros_for
 from mixfl.settings import Settings
-from mixfl.sparse import zeros_for
-from mixfl.steps import add
 from mixfl.trees import name
 
 FARTHEST = float(np.finfo(np.float32).max)  # squared distance of changes that overflow it

@@ -1,8 +1,8 @@
 """The algorithms, one file each. `ALGORITHMS` has them by the name used on the command line."""
 
-from mixfl.algorithm import Recipe
 from mixfl.algorithms.baseline import baseline
 from mixfl.algorithms.central import central
+from mixfl.algorithms.contract import Recipe
 from mixfl.algorithms.example_transfer import example_transfer
 from mixfl.algorithms.fed_avg import fed_avg
 from mixfl.algorithms.one_way_gt import one_way_gt

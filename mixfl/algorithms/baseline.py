@@ -3,12 +3,12 @@
 For central losses that need no central data: the expensive way that mixed FL replaces.
 """
 
-from mixfl.algorithm import CLIENT_KEYS, Algorithm, Batches, algorithm
+from mixfl.algorithms.contract import CLIENT_KEYS, Algorithm, Batches, algorithm
 from mixfl.algorithms.fed_avg import fed_avg
+from mixfl.algorithms.steps import add, central_shares, client_update, gradient, scale
 from mixfl.errors import MixflError
 from mixfl.problem import Problem
 from mixfl.settings import Settings
-from mixfl.steps import add, central_shares, client_update, gradient, scale
 
 
 @algorithm("baseline", CLIENT_KEYS, frozenset({"w_c"}))

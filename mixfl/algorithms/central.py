@@ -3,12 +3,19 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from mixfl.algorithm import AUTO_KEYS, CENTRAL_KEYS, Algorithm, CentralUpdate, Feed, algorithm
+from mixfl.algorithms.contract import (
+    AUTO_KEYS,
+    CENTRAL_KEYS,
+    Algorithm,
+    CentralUpdate,
+    Feed,
+    algorithm,
+)
+from mixfl.algorithms.steps import add, central_batches, chunked_gradient, descend, draw_central
 from mixfl.errors import MixflError
 from mixfl.optimizers import make
 from mixfl.problem import Params, Problem
 from mixfl.settings import Settings
-from mixfl.steps import add, central_batches, chunked_gradient, descend, draw_central
 
 
 class State(NamedTuple):

@@ -7,12 +7,12 @@ batch + w_c x mean over its share of |B_i| central examples.
 import jax
 import jax.numpy as jnp
 
-from mixfl.algorithm import CLIENT_KEYS, Algorithm, Batches, algorithm
+from mixfl.algorithms.contract import CLIENT_KEYS, Algorithm, Batches, algorithm
 from mixfl.algorithms.fed_avg import fed_avg
+from mixfl.algorithms.steps import add, central_shares, client_update, gradient, scale
 from mixfl.errors import MixflError
 from mixfl.problem import Problem
 from mixfl.settings import Settings
-from mixfl.steps import add, central_shares, client_update, gradient, scale
 
 
 @algorithm("example-transfer", CLIENT_KEYS, frozenset({"w_c"}))

@@ -5,12 +5,12 @@ Central terms are left out. The changes of several populations are added: the lo
 
 from typing import Any, NamedTuple
 
-from mixfl.algorithm import CLIENT_KEYS, Algorithm, Feed, Message, algorithm
+from mixfl.algorithms.contract import CLIENT_KEYS, Algorithm, Feed, Message, algorithm
+from mixfl.algorithms.steps import add, client_update, mean_delta, report, scale, weighted_summand
 from mixfl.errors import MixflError
 from mixfl.optimizers import make
 from mixfl.problem import Params, Problem
 from mixfl.settings import Settings
-from mixfl.steps import add, client_update, mean_delta, report, scale, weighted_summand
 
 
 class State(NamedTuple):

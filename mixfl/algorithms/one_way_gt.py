@@ -2,12 +2,16 @@
 
 import jax
 
-from mixfl.algorithm import AUTO_KEYS, BATCH_KEYS, CLIENT_KEYS, Algorithm, Message, algorithm
+from mixfl.algorithms.contract import (
+    AUTO_KEYS,
+    BATCH_KEYS,
+    CLIENT_KEYS,
+    Algorithm,
+    Message,
+    algorithm,
+)
 from mixfl.algorithms.fed_avg import fed_avg
-from mixfl.errors import MixflError
-from mixfl.problem import Problem
-from mixfl.settings import Settings
-from mixfl.steps import (
+from mixfl.algorithms.steps import (
     add,
     central_batches,
     central_shares,
@@ -15,6 +19,9 @@ from mixfl.steps import (
     draw_central,
     scale,
 )  # fmt: skip
+from mixfl.errors import MixflError
+from mixfl.problem import Problem
+from mixfl.settings import Settings
 
 
 @algorithm("1wgt", CLIENT_KEYS, BATCH_KEYS, AUTO_KEYS)

@@ -4,8 +4,8 @@ K steps a round of CentralOpt; each on w_f x mean of S |B_i| pooled federated ex
 + w_c x mean of a central batch of the same size.
 """
 
-from mixfl.algorithm import AUTO_KEYS, Algorithm, Draw, Feed, algorithm
 from mixfl.algorithms.central import server_training
+from mixfl.algorithms.contract import AUTO_KEYS, Algorithm, Draw, Feed, algorithm
 from mixfl.problem import Problem
 from mixfl.settings import Settings
 

@@ -9,12 +9,16 @@ from typing import Any, NamedTuple
 
 import jax
 
-from mixfl.algorithm import AUTO_KEYS, CENTRAL_KEYS, CLIENT_KEYS, MERGE_KEYS, Algorithm, algorithm
+from mixfl.algorithms.contract import (
+    AUTO_KEYS,
+    CENTRAL_KEYS,
+    CLIENT_KEYS,
+    MERGE_KEYS,
+    Algorithm,
+    algorithm,
+)
 from mixfl.algorithms.fed_avg import fed_avg
-from mixfl.optimizers import make
-from mixfl.problem import Params, Problem
-from mixfl.settings import Settings
-from mixfl.steps import (
+from mixfl.algorithms.steps import (
     add,
     central_batches,
     central_update,
@@ -23,6 +27,9 @@ from mixfl.steps import (
     report,
     scale,
 )  # fmt: skip
+from mixfl.optimizers import make
+from mixfl.problem import Params, Problem
+from mixfl.settings import Settings
 
 
 class State(NamedTuple):

@@ -2,9 +2,9 @@
 
 from typing import NamedTuple
 
-from mixfl.algorithm import AUTO_KEYS, CENTRAL_KEYS, CLIENT_KEYS, Algorithm, algorithm
 from mixfl.algorithms.central import State as CentralState
 from mixfl.algorithms.central import central as central_alone
+from mixfl.algorithms.contract import AUTO_KEYS, CENTRAL_KEYS, CLIENT_KEYS, Algorithm, algorithm
 from mixfl.algorithms.fed_avg import State as FedAvgState
 from mixfl.algorithms.fed_avg import fed_avg
 from mixfl.errors import MixflError

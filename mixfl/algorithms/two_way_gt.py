@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from mixfl.algorithm import (
+from mixfl.algorithms.contract import (
     AUTO_KEYS,
     CENTRAL_KEYS,
     CLIENT_KEYS,
@@ -22,10 +22,7 @@ from mixfl.algorithm import (
 )  # fmt: skip
 from mixfl.algorithms.parallel_training import State as PTState
 from mixfl.algorithms.parallel_training import parallel_training
-from mixfl.optimizers import make
-from mixfl.problem import Federated, Params, Problem
-from mixfl.settings import Settings
-from mixfl.steps import (
+from mixfl.algorithms.steps import (
     add,
     central_update,
     client_update,
@@ -33,6 +30,9 @@ from mixfl.steps import (
     weighted_summand,
     zeros,
 )  # fmt: skip
+from mixfl.optimizers import make
+from mixfl.problem import Federated, Params, Problem
+from mixfl.settings import Settings
 
 
 class State(NamedTuple):

@@ -47,7 +47,7 @@ def prepare(format, source, target, **given):
     images or table.
     """
     from mixfl.data.prepare import prepare as run_prepare
-    from mixfl.runs.progress import steps
+    from mixfl.runs.sinks.terminal import steps
 
     with steps() as report:
         done = run_prepare(format, source, target, options=given, report=report)

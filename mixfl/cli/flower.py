@@ -20,7 +20,7 @@ def flower():
 @click.option("--task", type=click.Choice(TASKS), default="smile", show_default=True)
 def new(folder, task):
     """Write a small project to FOLDER: one Python file, and scripts that start everything."""
-    from mixfl.flower.new import write_project
+    from mixfl.deploy.flower.new import write_project
 
     write_project(folder, task)
     click.echo(f"{folder} has a project for the task {task}; {folder}/README.md says how to start.")
@@ -34,7 +34,7 @@ def new(folder, task):
               help="Name or address by which nodes reach the server; may be repeated.")  # fmt: skip
 def keys(folder, nodes, hosts):
     """Make keys and certificates in FOLDER (keys, if not given)."""
-    from mixfl.flower.keys import make_keys
+    from mixfl.deploy.flower.keys import make_keys
 
     written = make_keys(folder, nodes, hosts)
     names = ", ".join(path.name for path in written) or "nothing new: all are there"
@@ -57,8 +57,8 @@ def up(role, numbers, project, run, run_config, keep):
     server: SuperLink and superexec, and with --run a run. node 1 2: SuperNodes and their workers.
     all: everything, on one machine. Ctrl-C stops it all. Output is in logs/.
     """
-    from mixfl.flower.up import numbers as with_keys
-    from mixfl.flower.up import up as keep_up
+    from mixfl.deploy.flower.up import numbers as with_keys
+    from mixfl.deploy.flower.up import up as keep_up
 
     if (role == "node") != bool(numbers):
         raise MixflError(
@@ -79,7 +79,7 @@ def up(role, numbers, project, run, run_config, keep):
 @click.option("--until", type=int, metavar="PID", help="End when this process has ended.")
 def worker(address, secret, until):
     """Answer the messages of the SuperNode whose Runtime API is at ADDRESS (host:port)."""
-    from mixfl.flower.worker import watch
+    from mixfl.deploy.flower.worker import watch
 
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
@@ -91,6 +91,6 @@ def worker(address, secret, until):
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def superexec(arguments):
     """flower-superexec, without tokens in command lines."""
-    from mixfl.flower.superexec import superexec as start
+    from mixfl.deploy.flower.superexec import superexec as start
 
     start(list(arguments))

@@ -62,7 +62,7 @@ def names(text: str) -> list[str]:
 
 
 def by_hand(rounds, seed, assignments, measure=None) -> dict:
-    from mixfl.runs.given import parse_assignments
+    from mixfl.runs.user_input import parse_assignments
 
     given = parse_assignments(assignments)
     for key, value in (("rounds", rounds), ("seed", seed), ("measure", measure)):
@@ -75,7 +75,7 @@ def by_hand(rounds, seed, assignments, measure=None) -> dict:
 
 def begin(task, assignments, out=None) -> dict:
     """The keys given, when what can be wrong without JAX is not; JAX is started."""
-    from mixfl.runs.given import parse_assignments
+    from mixfl.runs.user_input import parse_assignments
 
     given = parse_assignments(assignments)
     check_names(task, [])
@@ -98,6 +98,6 @@ def check_names(task, algorithms, track=None) -> None:
         if given not in ALGORITHMS:
             raise unknown("algorithm", given, ALGORITHMS)
     if track is not None:
-        from mixfl.runs.trackers import check as check_tracker
+        from mixfl.runs.sinks.mlflow import check as check_tracker
 
         check_tracker(track)

@@ -41,11 +41,11 @@ def reproduce(ids, scale, data, out, listing, resume, jobs, hung):  # fmt: skip
     """
     check_folder(out)
     start_jax({})
-    from mixfl.experiments import reproduce as paper
-    from mixfl.experiments import study
-    from mixfl.experiments.board import board
-    from mixfl.experiments.report.save import save
-    from mixfl.experiments.trials import Crew, check_failed
+    from mixfl.report.save import save
+    from mixfl.studies import reproduce as paper
+    from mixfl.studies import study
+    from mixfl.studies.progress import board
+    from mixfl.studies.trials import Crew, check_failed
 
     jobs = jobs or cores()
     wanted = paper.chosen(ids, scale, data)
@@ -81,10 +81,10 @@ def costs(task, preset, data, assignments, as_json):
     """
     import json
 
-    from mixfl.runs.progress import steps
+    from mixfl.runs.sinks.terminal import steps
 
     given = begin(task, assignments)
-    from mixfl.experiments import costs as counting
+    from mixfl.measure import costs as counting
 
     with steps() as report:
         found = counting.costs(task, preset, data, given, report)
@@ -120,7 +120,7 @@ def bounds(as_json, **symbols):
     """The paper's bounds: rounds to an error, largest steps, conditions (docs/theory.md)."""
     import json
 
-    from mixfl.experiments import bounds as table
+    from mixfl.theory import tables as table
 
     entries = table.bounds(**symbols)
     if as_json:
@@ -146,10 +146,10 @@ def dissimilarity(task, preset, rounds, simulations, data, assignments, out, as_
     """Measure how much the gradients of TASK's terms differ, by the paper's protocol."""
     import json
 
-    from mixfl.runs.progress import steps
+    from mixfl.runs.sinks.terminal import steps
 
     given = begin(task, assignments, out)
-    from mixfl.experiments import dissimilarity as protocol
+    from mixfl.studies import dissimilarity as protocol
 
     with steps() as report:
         curves = protocol.dissimilarity(task, preset, data, given, rounds, simulations, report)

@@ -13,7 +13,7 @@ from mixfl.cli.terminal import print_table
 def check(task, preset, data, assignments):
     """Check TASK: are its losses sound, and do the algorithms agree as they must when K = 1?"""
     given = begin(task, assignments)
-    from mixfl.experiments.check import check as run_check
+    from mixfl.measure.check import check as run_check
 
     lines, good = run_check(task, preset, data, given)
     for line in lines:
@@ -29,7 +29,7 @@ def keys(task):
 
     preset: dict = {}
     if task:
-        from mixfl.runs.config import preset_keys
+        from mixfl.runs.plan import preset_keys
         from mixfl.tasks import find
 
         found = find(task)
@@ -67,11 +67,11 @@ def diagnose(task, preset, data, assignments, budget, target, column, out, as_js
     """Measure TASK, and say which algorithm fits, with which settings, and why."""
     import json
 
-    from mixfl.runs.progress import steps
+    from mixfl.runs.sinks.terminal import steps
 
     given = begin(task, assignments, out)
     click.echo(f"Measuring {task}: about {budget:.0f} s (--budget), and compilation.", err=True)
-    from mixfl.experiments.diagnose import Verdict
+    from mixfl.report.diagnosis import Verdict
 
     with steps() as report:
         verdict = Verdict(task, preset, data, given, target, budget, column, report)

@@ -12,12 +12,12 @@ def cores() -> int:
 
 def start_jax(keys, distributed: bool = False) -> None:
     """What must be said before JAX starts: where programs are kept, and its CPU devices."""
-    from mixfl.memory import keep_freed_memory
+    from mixfl.process.memory import keep_freed_memory
 
     keep_freed_memory()
     import jax
 
-    from mixfl.runs.programs import keep_programs
+    from mixfl.process.compilation_cache import keep_programs
 
     keep_programs()
     wanted = keys.get("devices", "auto")

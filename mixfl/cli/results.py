@@ -23,16 +23,16 @@ DIRS = click.argument("folders", nargs=-1, required=True, metavar="DIR...",
               help="By the ending of --out, or html.")  # fmt: skip
 def report(folders, out, format):
     """A page with every run below DIR: charts, tables, configurations (docs/report.md)."""
-    from mixfl.experiments.report.from_runs import REPRODUCED, document
-    from mixfl.experiments.report.save import save
+    from mixfl.report.from_runs import REPRODUCED, document
+    from mixfl.report.save import save
 
     if len(folders) == 1 and (folders[0] / REPRODUCED).is_file():
         start_jax({})
-        from mixfl.experiments.reproduce import made as document
+        from mixfl.studies.reproduce import made as document
     format = format or ("md" if out is not None and out.suffix == ".md" else "html")
     found = document(folders)
     if format == "md" and out is None:
-        from mixfl.experiments.report.markdown import markdown
+        from mixfl.report.markdown import markdown
 
         click.echo(markdown(found), nl=False)
         return
@@ -59,8 +59,8 @@ def report(folders, out, format):
 )
 def plot(folders, out, metrics):
     """Draw the runs below DIR, all of one task, for a paper."""
-    from mixfl.experiments.report.from_runs import curves
-    from mixfl.experiments.report.save import save_plot
+    from mixfl.report.from_runs import curves
+    from mixfl.report.save import save_plot
 
     save_plot(curves(folders, metrics), out)
     click.echo(f"Plot: {out}")
@@ -103,8 +103,8 @@ def rewind(run):
 )
 def recommend(run, history, top, movies):
     """Recommend movies with the model of RUN, the folder of a finished movie run."""
-    from mixfl.runs.directory import load
-    from mixfl.tasks.recommendation import recommend as best
+    from mixfl.runs.folder import load
+    from mixfl.tasks.movie.recommendation import recommend as best
 
     found = load(run)
     seen, recommended = best(found.config, found.params, history, top, movies)
@@ -131,7 +131,7 @@ def recommend(run, history, top, movies):
 def sample(run, prompt, length, temperature, seed):
     """Let the trained model of RUN, a folder of a run of the text task, write text."""
     start_jax({})
-    from mixfl.experiments.sample import sample as generate
+    from mixfl.tasks.text.sample import sample as generate
 
     text, unknown = generate(run, prompt, length, temperature, seed)
     click.echo(prompt + text)

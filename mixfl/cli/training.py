@@ -30,7 +30,7 @@ def run(
     distributed, **how,
 ):  # fmt: skip
     """Train TASK with one algorithm."""
-    from mixfl.runs.given import read_config
+    from mixfl.runs.user_input import read_config
 
     given = by_hand(rounds, seed, assignments, measure)
     head, keys = read_config(config) if config is not None else ({}, {})
@@ -43,8 +43,8 @@ def run(
     check_names(task, [algorithm], track)
     start_jax({**keys, **given}, distributed)
     from mixfl.engine import processes
-    from mixfl.runs.config import plan
-    from mixfl.runs.progress import reporter, summary
+    from mixfl.runs.plan import plan
+    from mixfl.runs.sinks.terminal import reporter, summary
     from mixfl.runs.training import run as train
 
     with processes.Together():
@@ -64,8 +64,8 @@ def run(
 
 def reported(out: Path) -> Path:
     """The page of the runs in a folder."""
-    from mixfl.experiments.report.from_runs import document
-    from mixfl.experiments.report.save import save
+    from mixfl.report.from_runs import document
+    from mixfl.report.save import save
 
     save(document([out]), out / "report.html")
     return out / "report.html"
@@ -88,16 +88,16 @@ def compare(
     given = by_hand(rounds, seed, assignments)
     ids = names(algorithms)
     check_names(task, ids, track)
-    from mixfl.experiments.trials import Crew, check_failed
+    from mixfl.studies.trials import Crew, check_failed
 
     alone = distributed or (jobs or cores()) == 1 or len(ids) * trials == 1
     with contextlib.nullcontext() if alone else Crew(jobs or cores(), hung) as crew:
         start_jax(given, distributed)
         from mixfl.engine import processes
-        from mixfl.experiments import compare as comparison
-        from mixfl.experiments.board import board
-        from mixfl.runs.config import plan
-        from mixfl.runs.progress import reporter
+        from mixfl.runs.plan import plan
+        from mixfl.runs.sinks.terminal import reporter
+        from mixfl.studies import compare as comparison
+        from mixfl.studies.progress import board
 
         problems: dict = {}
         ended: list = []
@@ -119,7 +119,7 @@ def compare(
     print_table(*comparison.rows(outcomes), title=f"{plans[0].problem.name}: after training")
     metrics = comparison.shown_metrics(outcomes)
     if metrics:
-        from mixfl.experiments import plots  # matplotlib is slow to import
+        from mixfl.report import plots  # matplotlib is slow to import
 
         plot = out / comparison.PLOT
         plots.curves(
@@ -149,21 +149,21 @@ def sweep(
     resume, track,
 ):  # fmt: skip
     """Try settings of TASK: chosen on validation data, reported on test data."""
-    from mixfl.runs.given import parse_over
+    from mixfl.runs.user_input import parse_over
 
     given, ids, over = by_hand(rounds, seed, assignments), names(algorithms), parse_over(over)
     twice = [k for k in over if k in given]
     if twice:
         raise MixflError(f"{twice[0]} is given by --over and by --set: leave one out.")
     check_names(task, ids, track)
-    from mixfl.experiments.trials import Crew, check_failed
+    from mixfl.studies.trials import Crew, check_failed
 
     with Crew(jobs or cores(), hung) as crew:
         start_jax(given)
-        from mixfl.experiments import compare as comparison
-        from mixfl.experiments import sweep as sweeping
-        from mixfl.experiments.board import board
-        from mixfl.runs.config import plan
+        from mixfl.runs.plan import plan
+        from mixfl.studies import compare as comparison
+        from mixfl.studies import sweep as sweeping
+        from mixfl.studies.progress import board
         from mixfl.tasks import find
 
         if "validation" in find(task).options:

@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mixfl.algorithm import Algorithm, Batches, ClientFeed, Draw
+from mixfl.algorithms.contract import Algorithm, Batches, ClientFeed, Draw
 from mixfl.engine import cohort
 from mixfl.errors import MixflError
+from mixfl.forms.rows import renumber
 from mixfl.problem import Problem
 from mixfl.settings import Settings
-from mixfl.sparse import renumber
 
 CHUNK_BYTES = 256 << 20
 DRAWN_BYTES = 8 << 30

@@ -5,13 +5,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mixfl.algorithm import Message
+from mixfl.algorithms.contract import Message
 from mixfl.engine.simulator import check_params
 from mixfl.errors import MixflError
+from mixfl.forms.rows import renumber, restrict, tables
 from mixfl.optimizers import make
 from mixfl.problem import Federated, Problem, Term
 from mixfl.settings import Settings
-from mixfl.sparse import renumber, restrict, tables
 
 ROWS_BATCH = 50
 BATCH = 3  # unlike most sizes in a model, so that a wrong axis shows

@@ -14,13 +14,13 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from mixfl.aggregation.clipping import Clipping, remember
-from mixfl.algorithm import Algorithm
+from mixfl.algorithms.contract import Algorithm
+from mixfl.algorithms.steps import add, after_each_chunk
 from mixfl.engine import processes
 from mixfl.engine.summing import Scan, Summed, finite, singly
+from mixfl.forms.rows import Table
 from mixfl.problem import Problem
 from mixfl.settings import Settings
-from mixfl.sparse import Table
-from mixfl.steps import add, after_each_chunk
 
 AXIS = "clients"
 DRAWN, CLIENTS = P(None, None, AXIS), P(AXIS)  # the axes that the devices share

@@ -10,8 +10,8 @@ import jax
 import numpy as np
 
 from mixfl.aggregation.clipping import histories
-from mixfl.algorithm import Algorithm
-from mixfl.engine.choices import (
+from mixfl.algorithms.contract import Algorithm
+from mixfl.engine.auto import (
     choose_devices,
     low_rank_layers,
     model_shapes,
@@ -20,9 +20,9 @@ from mixfl.engine.choices import (
 from mixfl.engine.feeding import Feeder, Prefetch
 from mixfl.engine.round import Round, State
 from mixfl.errors import MixflError
+from mixfl.forms.rows import restrict, row_sparse
 from mixfl.problem import Params, Problem
 from mixfl.settings import Settings
-from mixfl.sparse import restrict, row_sparse
 
 LONG_ROUND = 32  # chunks of central batches in a round from which on it tells its progress
 

@@ -24,11 +24,11 @@ import jax.numpy as jnp
 
 from mixfl.aggregation.clipping import Clipping, Form
 from mixfl.aggregation.robust import robust_sums
-from mixfl.algorithm import Algorithm, ClientFeed, Message
-from mixfl.lowrank import PRODUCTS, is_local, low_rank
+from mixfl.algorithms.contract import Algorithm, ClientFeed, Message
+from mixfl.forms.low_rank import PRODUCTS, is_local, low_rank
+from mixfl.forms.rows import Rows, Table, add_rows, at_own_size, sum_of_group, zeros_for
 from mixfl.problem import Federated
 from mixfl.settings import Settings
-from mixfl.sparse import Rows, Table, add_rows, at_own_size, sum_of_group, zeros_for
 from mixfl.trees import name
 
 SMALL_MODEL, GROUP = 2**14, 10  # so many clients of so few numbers each train at once

@@ -8,8 +8,8 @@ from mixfl.errors import MixflError
 from mixfl.runs import manifest
 from mixfl.runs.aside import Aside
 from mixfl.runs.checkpoint import Checkpoints
-from mixfl.runs.directory import locked
 from mixfl.runs.files import write_whole
+from mixfl.runs.folder import locked
 
 
 def rewind(path: Path, note: Callable[[str], None]) -> None:

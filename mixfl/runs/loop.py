@@ -10,15 +10,15 @@ import jax
 
 from mixfl.engine import RoundResult, processes
 from mixfl.errors import Diverged, Interrupted, MixflError
+from mixfl.measure.gradients import Gradients
 from mixfl.runs import origin
 from mixfl.runs.alarm import jumped
 from mixfl.runs.checkpoint import Checkpoints, where_model_is
 from mixfl.runs.counts import counted, reasons, too_many
 from mixfl.runs.evaluation import Evaluation, number
-from mixfl.runs.events import Events
 from mixfl.runs.notes import noteworthy
+from mixfl.runs.sinks.tensorboard import Events
 from mixfl.runs.stopping import stop_requested
-from mixfl.theory.gradients import Gradients
 
 CHECKPOINT_SECONDS = 60  # a checkpoint at least this often, however long the rounds are
 MEETING_SECONDS = 1.0  # between two moments at which several processes ask whether to stop

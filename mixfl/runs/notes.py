@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import Any
 
-from mixfl.runs.config import Plan
-from mixfl.sparse import why_dense
+from mixfl.forms.rows import why_dense
+from mixfl.runs.plan import Plan
 
 
 def noteworthy(plan: Plan, simulator: Any, never_finite: set[str], one: bool) -> Iterator[str]:

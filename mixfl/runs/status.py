@@ -3,7 +3,7 @@
 import contextlib
 
 from mixfl.errors import Diverged, Interrupted, MixflError
-from mixfl.runs.directory import RunDirectory, read_status
+from mixfl.runs.folder import RunDirectory, read_status
 
 
 class Status:

@@ -8,22 +8,22 @@ from typing import Any
 import jax
 import numpy as np
 
-from mixfl.algorithm import Recipe
 from mixfl.algorithms import recipe as find_recipe
+from mixfl.algorithms.contract import Recipe
 from mixfl.engine import processes
 from mixfl.engine.preflight import preflight
 from mixfl.errors import MixflError
 from mixfl.problem import Params, Problem
-from mixfl.runs.alike import check_alike
+from mixfl.runs.agreement import check_alike
 from mixfl.runs.best import back_to_best
-from mixfl.runs.config import Plan, to_toml
 from mixfl.runs.counts import reasons
-from mixfl.runs.directory import RunDirectory, load_model, read_metrics, read_status
 from mixfl.runs.evaluation import evaluated, one_copy
+from mixfl.runs.folder import RunDirectory, load_model, read_metrics, read_status
 from mixfl.runs.loop import Training
-from mixfl.runs.progress import Quiet, reporter
+from mixfl.runs.plan import Plan, to_toml
+from mixfl.runs.sinks.mlflow import tracker as find_tracker
+from mixfl.runs.sinks.terminal import Quiet, reporter
 from mixfl.runs.status import Status
-from mixfl.runs.trackers import tracker as find_tracker
 from mixfl.settings import KEYS, Settings, check_keys
 
 

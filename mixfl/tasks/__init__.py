@@ -1,7 +1,7 @@
 """The paper's tasks, and problems of the user's own, by one kind of name.
 
 A task is a module with `Options` (a dataclass of its own keys, each made by `key` with what it
-means) and `problem(options, data)`; its presets are TOML files in `presets/<task>/`. A user's
+means) and `problem(options, data)`; its presets are TOML files in `<task>/presets/`. A user's
 problem is named `path.py:problem`.
 """
 
@@ -21,7 +21,7 @@ from mixfl.errors import MixflError, unknown
 from mixfl.problem import Problem
 
 TASKS = {name: f"mixfl.tasks.{name}" for name in ("smile", "text", "movie")}
-PRESETS = Path(__file__).parent / "presets"
+FOLDER = Path(__file__).parent
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ def find(name: str) -> Task:
     if ".py" in name:
         return _own(name)
     module = importlib.import_module(TASKS[name])
-    presets = {p.stem: p for p in sorted((PRESETS / name).glob("*.toml"))}
+    presets = {p.stem: p for p in sorted((FOLDER / name / "presets").glob("*.toml"))}
 
     def build(options, data):
         return module.problem(module.Options(**options), data)

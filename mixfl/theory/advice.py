@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mixfl.theory.predict import (
+from mixfl.theory.predictions import (
     ALGORITHMS,
     HORIZON,
     Prediction,
@@ -16,7 +16,7 @@ from mixfl.theory.predict import (
     errors,
     steps,
 )  # fmt: skip
-from mixfl.theory.small import Small
+from mixfl.theory.quadratic import Small
 
 # Within so much of the fewest rounds, the algorithm that asks least of clients and server: PT sends
 # no gradient, 1-way needs no training at the server.

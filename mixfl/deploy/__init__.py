@@ -1,0 +1,1 @@
+"""Training where the data really stays with clients."""

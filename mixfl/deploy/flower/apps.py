@@ -1,0 +1,76 @@
+"""Flower's ServerApp and ClientApp of a problem.
+
+A problem is given as such, as a function that returns one, or as the text "module:attribute",
+which is imported when there is something to do: Flower starts a process per message, and what
+needs no JAX need not wait for it.
+"""
+
+import functools
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+from mixfl.errors import MixflError
+from mixfl.problem import Problem
+
+try:
+    from flwr.app import Context, Message, RecordDict
+    from flwr.clientapp import ClientApp
+    from flwr.serverapp import Grid, ServerApp
+except ImportError as error:
+    raise MixflError(f"Flower: {error}. Install it: pip install 'mixfl[flower]'") from None
+
+ProblemLike = Problem | Callable[[], Problem] | str
+Answer = Callable[[ProblemLike, str, RecordDict, Context], RecordDict]
+
+
+def server_app(problem: ProblemLike) -> ServerApp:
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        from mixfl.deploy.flower.server import serve
+
+        serve(found(problem), grid, context.run_config)
+
+    return app
+
+
+def answer(problem: ProblemLike, kind: str, content: RecordDict, context: Context) -> RecordDict:
+    """A node's answer to a message of a kind, `query` or `train`, in this process."""
+    from mixfl.deploy.flower.client import client_of
+
+    node = {**context.node_config, "node-id": context.node_id}
+    client = client_of(found(problem), context.run_config, node)
+    return client.hello() if kind == "query" else client.train(content)
+
+
+def client_app(problem: ProblemLike, answer: Answer = answer) -> ClientApp:
+    """`answer` may be another function that does the same elsewhere, such as in a process that
+    lives longer than a message."""
+    app = ClientApp()
+
+    def reply(kind: str, message: Message, context: Context) -> Message:
+        return Message(answer(problem, kind, message.content, context), reply_to=message)
+
+    app.query()(functools.partial(reply, "query"))
+    app.train()(functools.partial(reply, "train"))
+    return app
+
+
+def found(problem: ProblemLike) -> Problem:
+    given: Any = problem
+    if isinstance(given, str):
+        module, colon, attribute = given.partition(":")
+        try:
+            given = getattr(importlib.import_module(module), attribute if colon else "problem")
+        except (ImportError, AttributeError) as error:
+            raise MixflError(f"the problem '{problem}' can't be imported: {error}.") from error
+    if not isinstance(given, Problem) and callable(given):
+        given = given()
+    if not isinstance(given, Problem):
+        raise MixflError(
+            f"expected a mixfl.Problem, a function without arguments that returns one, or the name "
+            f"'module:problem' of one, got {type(given).__name__}."
+        )
+    return given

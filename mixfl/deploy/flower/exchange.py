@@ -1,0 +1,186 @@
+"""One round's messages and replies: who was asked, what came back, and how it was counted."""
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from flwr.app import Message
+
+from mixfl.algorithms.contract import Upload
+from mixfl.deploy.flower.link import Unreachable
+from mixfl.deploy.flower.messages import Rejected, cut_shapes, parsed_upload, sent_bytes, task
+from mixfl.deploy.flower.nodes import Node, Nodes
+from mixfl.deploy.flower.replies import content, pause
+from mixfl.deploy.flower.reply_limits import upload_bounds
+from mixfl.forms.rows import Table
+from mixfl.trees import on_named
+
+
+class Asked(NamedTuple):
+    node: Node
+    population: int
+    place: int  # in the cohort
+    like: Upload  # the shapes of its upload
+
+
+# Reasons that may have their cause elsewhere, in the network or in the task itself.
+SILENT = frozenset({"late", "failed", "crashed", "not_loaded"})
+
+
+class Exchange:
+    """One round's messages and replies. `like` has, per population, the shapes of an upload."""
+
+    def __init__(self, nodes: Nodes, t: int, cohorts: list[list[Node]], like: list[Upload]):
+        self.nodes, self.t, self.cohorts, self.like = nodes, t, cohorts, like
+        self.asked: dict[str, Asked] = {}
+        self.outstanding: dict[str, Asked] = {}
+        self.uploads: list[dict[int, Upload]] = [{} for _ in cohorts]  # by place in the cohort
+        self.down, self.up, self.received = 0, 0, 0
+        self.count: Counter[str] = Counter()
+        self.away = False  # was the SuperLink, for a while
+        self.offences: list[tuple[Node, str]] = []
+
+    def push(self, messages) -> None:
+        """Flower gives up a message, and its reply, after the round's deadline."""
+        ttl = self.nodes.d.round_deadline
+        self.until = self.nodes.clock.monotonic() + ttl
+        for j, (message, nodes) in enumerate(zip(messages, self.cohorts, strict=True)):
+            message = jax.tree.map(np.asarray, message)
+            shared = None if self.nodes.tables[self.name(j)] else task(self.t, message, {})
+            for place, node in enumerate(nodes):
+                what = shared or task(self.t, message, node.rows)
+                sent = Message(what, node.id, "train", ttl=ttl, group_id=str(self.t))
+                self.down += sent_bytes(sent)
+                message_id = self.nodes.link.push(sent, self.until)  # one at a time: their memory
+                like = self.like[j]._replace(delta=cut_shapes(self.like[j].delta, node.rows))
+                asked = Asked(node, j, place, like)
+                if message_id:
+                    self.asked[message_id] = asked
+                else:
+                    self.reject(asked, Rejected("unsent", "the message could not be sent"))
+        self.outstanding = dict(self.asked)
+
+    def name(self, j: int) -> str:
+        return self.nodes.problem.populations[j].name
+
+    def pull(self) -> None:
+        """Until all replies are there, or enough, or the deadline has passed."""
+        clock, wanted = self.nodes.clock, self.nodes.s.cohort_size
+        while self.outstanding:
+            self._look()
+            if all(len(got) >= wanted for got in self.uploads):
+                break
+            if self.outstanding:
+                if clock.monotonic() >= self.until:
+                    break
+                left = max(0.0, self.until - clock.monotonic())
+                clock.sleep(min(pause(len(self.outstanding)), left))
+        for message, asked in self.outstanding.items():
+            self.nodes.link.abandon(message)
+            if len(self.uploads[asked.population]) >= wanted:
+                self.count["clients/surplus"] += 1
+            else:
+                self.reject(asked, Rejected("late", "no reply before the deadline"))
+        self._judge()
+        self.nodes.link.sweep()
+
+    def _look(self) -> None:
+        """Takes the replies that are there, each of at most the size that it may have."""
+        link = self.nodes.link
+        try:
+            link.drain(self.until)
+        except Unreachable:
+            self.away = True
+            return
+        for message, asked in list(self.outstanding.items()):
+            if self.nodes.clock.monotonic() >= self.until:
+                return
+            try:
+                for reply in link.pull(message, upload_bounds(asked.like), self.until):
+                    self.take(reply)
+            except Unreachable:
+                self.away = True
+                return
+            except Rejected as rejected:  # too large, or not readable
+                if self.outstanding.pop(message, None):
+                    link.abandon(message)
+                    self.reject(asked, rejected)
+
+    def take(self, reply: Message) -> None:
+        answered = reply.metadata.reply_to_message_id
+        asked = self.asked.get(answered)
+        forged = asked and reply.has_content() and reply.metadata.src_node_id != asked.node.id
+        if asked is None or forged:
+            self.count["replies/unknown"] += 1
+            return
+        if answered not in self.outstanding:
+            self.count["replies/duplicate"] += 1
+            return
+        del self.outstanding[answered]
+        if reply.has_content():
+            self.up += sent_bytes(reply)
+            self.received += 1
+        got = self.uploads[asked.population]
+        if len(got) >= self.nodes.s.cohort_size:
+            self.count["clients/surplus"] += 1
+            return
+        try:
+            n = self.nodes
+            got[asked.place] = parsed_upload(content(reply), asked.like, n.s, n.d.max_update_norm)
+            self.count["clients/accepted"] += 1
+            n.good(asked.node)
+        except Rejected as rejected:
+            self.reject(asked, rejected)
+
+    def reject(self, asked: Asked, rejected: Rejected) -> None:
+        if rejected.reason == "stale":
+            self.nodes.forget(asked.node)
+        self.count["clients/rejected"] += 1
+        self.count[f"clients/rejected/{rejected.reason}"] += 1
+        self.nodes.note(
+            f"round {self.t + 1}: client {asked.node.number} (node {asked.node.id}) of "
+            f"'{self.name(asked.population)}' is left out ({rejected.reason}): {rejected}"
+        )
+        self.offences.append((asked.node, rejected.reason))
+
+    def _judge(self) -> None:
+        """Holds failures against nodes; but not silence where the SuperLink, or everybody, was."""
+        for node, reason in self.offences:
+            if not (reason in SILENT and (self.away or not any(self.uploads))):
+                self.nodes.failed(node, self.t, reason)
+
+    def counted(self) -> dict[str, int]:
+        return {
+            "clients/asked": sum(map(len, self.cohorts)), "clients/accepted": 0,
+            "clients/rejected": 0, "clients/quarantined": self.nodes.quarantined, **self.count,
+        }  # fmt: skip
+
+    def bytes(self) -> tuple[float, float]:
+        asked = sum(map(len, self.cohorts))
+        return self.down / max(asked, 1), self.up / max(self.received, 1)
+
+    def ordered(self) -> list[list[tuple[Mapping[str, np.ndarray], Upload]]]:
+        """Per population, the uploads in the order of the cohort, each with its rows of tables."""
+        return [
+            [(nodes[place].rows, got[place]) for place in sorted(got)]
+            for nodes, got in zip(self.cohorts, self.uploads, strict=True)
+        ]
+
+
+def with_rows(
+    upload: Upload, rows: Mapping[str, np.ndarray], tables: Mapping[str, Table]
+) -> Upload:
+    """The upload of a client with its rows of tables, padded to a power of two: each size is
+    compiled."""
+    if not rows:
+        return upload
+    whole = {name: table.rows for name, table in tables.items()}
+    size = {name: min(1 << (len(ids) - 1).bit_length(), whole[name]) for name, ids in rows.items()}
+    ids = {
+        n: np.concatenate([held, np.full(size[n] - len(held), whole[n], np.int32)])
+        for n, held in rows.items()
+    }
+    pad = lambda a, k: np.concatenate([a, np.zeros((k - len(a), *a.shape[1:]), a.dtype)])  # noqa: E731
+    return upload._replace(delta=on_named(pad, size, upload.delta), rows=ids)

@@ -1,1 +1,0 @@
-"""Several runs at once: comparisons, their tables and plots, and the check of a problem."""

@@ -1,9 +1,0 @@
-"""The same algorithms on Flower: the data really stays with clients (docs/flower.md).
-
-The apps are made without JAX, which is imported when they get something to do.
-"""
-
-from mixfl.flower.apps import client_app, server_app
-from mixfl.flower.simulated import simulated
-
-__all__ = ["client_app", "server_app", "simulated"]

@@ -1,0 +1,1 @@
+"""Exact other ways to compute the same client: rows of tables, lookups, low-rank layers."""

@@ -1,0 +1,217 @@
+"""`mixfl check`: the paper's debugging aid (Appendix A, K = 1) on the user's own problem.
+
+With one local step and the same batches the algorithms must agree in known ways. First each
+term is looked at alone, because a loss that breaks the contract breaks the identities too, and
+it is the loss that the user can mend.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mixfl.algorithms import ALGORITHMS
+from mixfl.algorithms.contract import Batches, ClientFeed, Message
+from mixfl.algorithms.steps import client_update, gradient
+from mixfl.engine import Simulator
+from mixfl.engine.preflight import attempt, check_loss, check_rows
+from mixfl.engine.simulator import check_params
+from mixfl.errors import MixflError
+from mixfl.problem import Central, Problem, Term
+from mixfl.runs.plan import plan
+from mixfl.settings import Settings
+
+TOLERANCE = 1e-3  # of the step's length, in float32
+COHORT = 20
+BATCH = 8
+
+
+class Finding(NamedTuple):
+    good: bool
+    what: str
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{'ok  ' if self.good else 'FAIL'}  {self.what:<58} {self.detail}"
+
+
+def check(task: str, preset: str | None, data: str | None, given: Mapping[str, Any]):
+    """Lines to print, and whether all is well."""
+    planned = plan(
+        task, "pt", preset=preset, data=data, given=given, shared_with=list(ALGORITHMS)
+    )  # fmt: skip
+    findings = list(check_problem(planned.problem, planned.settings))
+    bad = [f for f in findings if not f.good]
+    verdict = (
+        f"All {len(findings)} checks passed."
+        if not bad
+        else f"{len(bad)} of {len(findings)} checks failed; mend the first one first."
+    )
+    return [*map(str, findings), verdict], not bad
+
+
+def check_problem(problem: Problem, s: Settings) -> Iterator[Finding]:
+    s = Settings(
+        seed=s.seed, client_lr=s.client_lr, local_steps=1, weighting="uniform", rounds=2,
+        cohort_size=min([s.cohort_size, COHORT, *(len(t.clients) for t in problem.populations)]),
+        client_batch=min(s.client_batch, BATCH),
+        central_batch=min([BATCH, *(len(t.examples) for t in problem.central if t.examples)]),
+    )  # fmt: skip
+    x = attempt("init", lambda: problem.init(jax.random.key(s.seed)))
+    check_params(x)
+    near = perturbed(x)  # an initial model can be a special point, such as 0
+    well = True
+    for term in problem.terms:
+        for finding in check_term(term, x, near, s):
+            well &= finding.good
+            yield finding
+    if well:
+        yield from identities(dataclasses.replace(problem, init=lambda _: near), s)
+
+
+def perturbed(x):
+    leaves, structure = jax.tree.flatten(x)
+    rng = np.random.default_rng(0)
+    moved = [a + 0.1 * rng.standard_normal(np.shape(a)).astype(a.dtype) for a in leaves]
+    return jax.tree.unflatten(structure, moved)
+
+
+def check_term(term: Term, x, near, s: Settings) -> Iterator[Finding]:
+    """What a term's loss must be, in the order in which one mistake causes the next."""
+    name = f"'{term.name}'"
+    what = f"{name}: one loss per example" if term.examples else f"{name}: one number"
+    try:
+        check_loss(term, x)
+    except MixflError as error:
+        yield Finding(False, what, str(error))
+        return
+    yield Finding(True, what, "")
+    if term.examples is None:
+        batch = Batches(None, jnp.ones(1))
+        found = attempt(f"the loss of term {name}", lambda: gradient(term, x, batch))
+        yield _finite(name, *found)
+        return
+
+    n = min(len(term.examples), BATCH)
+    rows = np.random.default_rng(s.seed).choice(len(term.examples), n, replace=False)
+    data = term.examples.take(rows)
+    grad = jax.jit(lambda x, batch: gradient(term, x, batch))
+    whole = Batches(data, np.ones(n, np.float32))
+    found = attempt(f"the loss of term {name}", lambda: (grad(x, whole), grad(near, whole)))
+    finding = min((_finite(name, *f) for f in found), key=lambda f: f.good)
+    yield finding
+    if not finding.good:
+        return
+
+    x = near
+    together = np.asarray(term.loss(x, data))
+    alone = np.array(
+        [term.loss(x, {k: a[i : i + 1] for k, a in data.items()})[0] for i in range(n)]
+    )
+    off = np.abs(together - alone).max() / (np.abs(alone).max() + 1e-12)
+    yield Finding(
+        bool(off < TOLERANCE), f"{name}: an example's loss does not depend on its batch",
+        _deviation(off) if off < TOLERANCE else
+        f"{_deviation(off)}: the loss uses batch statistics (batch norm, in-batch negatives, a "
+        "mean over the batch): use a norm without them, such as layer or group norm",
+    )  # fmt: skip
+    again = np.asarray(term.loss(x, data))
+    yield Finding(
+        bool((again == together).all()), f"{name}: the same inputs give the same loss",
+        "" if (again == together).all() else "the loss draws random numbers: it must be pure",
+    )  # fmt: skip
+    if isinstance(term, Central):
+        return
+    yield _padding(term, x, s, data, n)
+    if term.rows:
+        try:
+            check_rows(term, x)
+            wrong = ""
+        except MixflError as error:
+            wrong = str(error)
+        yield Finding(not wrong, f"{name}: the rows that a batch names are all it uses", wrong)
+
+
+def _finite(name: str, loss, g) -> Finding:
+    bad = [
+        jax.tree_util.keystr(path) or "params"
+        for path, leaf in jax.tree_util.tree_leaves_with_path(g)
+        if not bool(jnp.isfinite(leaf).all())
+    ]
+    if not bool(jnp.isfinite(loss)):
+        bad.insert(0, "the loss itself")
+    detail = f"not finite: {', '.join(bad)} (a square root, log or division at 0?)" if bad else ""
+    return Finding(not bad, f"{name}: loss and gradient are finite", detail)
+
+
+def _padding(term, x, s, data, n) -> Finding:
+    """A client's update with padded rows and a padded step is the update without."""
+    rows = {k: a[None] for k, a in data.items()}
+    plain = ClientFeed(Batches(rows, np.ones((1, n), np.float32)))
+    wide = {k: np.stack([np.concatenate([a, a[:1].repeat(n, 0)])] * 2) for k, a in data.items()}
+    mask = np.zeros((2, 2 * n), np.float32)
+    mask[0, :n] = 1
+    update = jax.jit(lambda feed: client_update(term, s, Message(x), feed))
+    off = relative(update(plain).delta, update(ClientFeed(Batches(wide, mask))).delta)
+    return Finding(off < TOLERANCE, f"'{term.name}': padding changes nothing", _deviation(off))
+
+
+def identities(problem: Problem, s: Settings) -> Iterator[Finding]:
+    """Between algorithms, over two rounds with K = 1 and the same batches."""
+    if not problem.populations:
+        return
+    m = len(problem.terms)
+    x0, *pt = models("pt", problem, s)
+    two_way = models("2wgt", problem, dataclasses.replace(s, merge_lr=1.0))
+    step = jax.tree.map(lambda new, old: (m - 1) * (new - old), pt[0], x0)
+    # Each of m terms carries the whole gradient, the others' part of it from the round before.
+    expected = jax.tree.map(jnp.add, pt[1], step)
+    if problem.central:
+        one_way = models("1wgt", problem, s)
+        off = max(relative(one_way[1], pt[0], x0), relative(one_way[2], pt[1], pt[0]))
+        yield Finding(off < TOLERANCE, "PT and 1-way take the same step", _deviation(off))
+    off = max(relative(two_way[1], pt[0], x0), relative(two_way[2], expected, pt[0]))
+    what = f"2-way takes the {'doubled' if m == 2 else f'{m}-fold'} and lagged one"
+    yield Finding(off < TOLERANCE, what, _deviation(off))
+    if problem.central:
+        terms = [
+            dataclasses.replace(t, weight=0.0) if isinstance(t, Central) else t
+            for t in problem.terms
+        ]
+        without = dataclasses.replace(problem, terms=terms)
+        fed_avg = models("fedavg", without, s)
+        for name in ("pt", "1wgt"):
+            off = relative(models(name, without, s)[2], fed_avg[2], fed_avg[1])
+            what = f"f_c = 0: {name} is FedAvg"
+            yield Finding(off < TOLERANCE, what, _deviation(off))
+
+
+def models(algorithm: str, problem: Problem, s: Settings) -> list:
+    """The model at the start and after each of two rounds."""
+    simulator = Simulator(problem, ALGORITHMS[algorithm].build(problem, s), s)
+    state = simulator.init()
+    found = [jax.tree.map(np.array, state.x)]
+    for result in simulator.rounds(state, 0, s.rounds):
+        found.append(jax.tree.map(np.array, result.state.x))
+    return found
+
+
+def relative(a, b, origin=None) -> float:
+    """Largest difference of a and b, as a part of the largest step (rounding of x aside)."""
+    from jax.flatten_util import ravel_pytree
+
+    flat_a, flat_b = (np.asarray(ravel_pytree(t)[0], np.float64) for t in (a, b))
+    start = 0.0 if origin is None else np.asarray(ravel_pytree(origin)[0], np.float64)
+    step = np.abs(flat_b - start).max()
+    rounding = 4 * np.finfo(np.float32).eps * (0 if origin is None else np.abs(flat_b))
+    off = np.maximum(np.abs(flat_a - flat_b) - rounding, 0).max()
+    if not np.isfinite(off):
+        return float("inf")
+    return float(off / step) if step > 0 else float(off > 0)
+
+
+def _deviation(off: float) -> str:
+    return f"largest deviation {off:.1e}"

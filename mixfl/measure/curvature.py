@@ -1,0 +1,167 @@
+"""How the terms' losses bend: Hessian-vector products on a fixed sample of the data.
+
+Products are formed backwards over backwards, as losses may have derivatives of their own that
+can't be followed forwards. Vectors are flat.
+"""
+
+import copy
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+
+from mixfl.algorithms.contract import Batches
+from mixfl.algorithms.steps import central_batches
+from mixfl.engine import Simulator
+from mixfl.problem import Params, Problem
+
+EXAMPLES, CHUNK = 1024, 128  # of a term in a sample, about; in one product
+ITERATIONS = 20
+
+
+class Sample(NamedTuple):
+    data: Any  # dict of arrays [chunks, chunk, ...]; None for a loss without data
+    weights: Any  # [chunks, chunk], adding up to 1
+
+
+def sample(batches: Batches) -> Sample:
+    """Of batches [clients, steps, n, ...]: the mean over clients of the means over their
+    examples; of so many steps that there are enough examples."""
+    if batches.data is None:
+        return Sample(None, np.ones((1, 1), np.float32))
+    clients, steps, n = batches.mask.shape
+    used = int(np.clip(EXAMPLES // max(clients * n, 1), 1, steps))
+    mask = np.asarray(batches.mask[:, :used], np.float64).reshape(clients, -1)
+    counts = mask.sum(1, keepdims=True)
+    weights = (mask / np.maximum(counts, 1) / max((counts > 0).sum(), 1)).reshape(-1)
+    chunks = -(-len(weights) // CHUNK)
+    missing = chunks * CHUNK - len(weights) if chunks > 1 else 0
+
+    def cut(a):
+        a = np.concatenate([a, np.repeat(a[:1], missing, 0)])
+        return a.reshape(chunks, -1, *a.shape[1:])
+
+    data = jax.tree.map(
+        lambda a: cut(np.asarray(a[:, :used]).reshape(-1, *a.shape[3:])), batches.data
+    )
+    padded = np.concatenate([weights, np.zeros(missing)]).astype(np.float32)
+    return Sample(data, padded.reshape(chunks, -1))
+
+
+class Curvature:
+    """The terms of a problem on a sample: the batches that `simulator` reads in a round."""
+
+    def __init__(self, problem: Problem, simulator: Simulator, round: int):
+        self.problem, self.simulator = problem, simulator
+        shapes = jax.eval_shape(problem.init, jax.random.key(0))
+        _, self.unravel = ravel_pytree(jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), shapes))
+        self._losses = jax.jit(self._losses_of)
+        self._products = jax.jit(self._products_of, static_argnames="terms")
+        self.samples = self._read(round)
+
+    def of_round(self, round: int) -> "Curvature":
+        """The same on the sample of another round, without compiling again."""
+        other = copy.copy(self)
+        other.samples = self._read(round)
+        return other
+
+    def _read(self, round: int) -> list[Sample]:
+        problem, feeder = self.problem, self.simulator.feeder.whole()
+        pieces = list(feeder.pieces(self.simulator.at(round), round))
+        joined = [
+            jax.tree.map(
+                lambda *parts: np.concatenate(parts), *(p.clients[j].batches for p in pieces)
+            )
+            for j in range(len(problem.populations))
+        ]
+        # Of a central term, all batches are those of one client: [1, steps, chunks x chunk, ...]
+        server = [
+            Batches(
+                jax.tree.map(lambda a: a.reshape(1, len(a), -1, *a.shape[3:]), b.data),
+                np.asarray(b.mask).reshape(1, len(b.mask), -1),
+            )
+            for b in central_batches(problem, pieces[0].drawn)
+        ]
+        of_clients, of_server = iter(joined), iter(server)
+        return [
+            sample(next(of_clients if t in problem.populations else of_server))
+            for t in problem.terms
+        ]
+
+    def _loss_of(self, term, x, data, weights):
+        x = self.unravel(x)
+        if data is None:
+            return term.weight * term.loss(x)
+        return term.weight * jnp.sum(weights * jnp.where(weights > 0, term.loss(x, data), 0))
+
+    def _losses_of(self, x, samples):
+        """[terms]"""
+        return jnp.stack([
+            jnp.sum(jax.lax.map(lambda c, t=t: self._loss_of(t, x, *c), tuple(s)))
+            if s.data is not None else self._loss_of(t, x, None, None)
+            for t, s in zip(self.problem.terms, samples, strict=True)
+        ])  # fmt: skip
+
+    def _products_of(self, x, v, samples, terms):
+        """[terms, parameters]: gradients where v is None, otherwise H_j v."""
+
+        def of(term, data, weights):
+            grad = jax.grad(lambda x: self._loss_of(term, x, data, weights))
+            return grad(x) if v is None else jax.grad(lambda x: jnp.vdot(grad(x), v))(x)
+
+        def total(term, s):
+            if s.data is None:
+                return of(term, None, None)
+            add = lambda sum, c: (sum + of(term, *c), None)  # noqa: E731
+            return jax.lax.scan(add, jnp.zeros_like(x), tuple(s))[0]
+
+        return jnp.stack([total(self.problem.terms[j], samples[j]) for j in terms])
+
+    def flat(self, x: Params) -> jax.Array:
+        return ravel_pytree(x)[0]
+
+    def losses(self, x) -> np.ndarray:
+        return np.asarray(self._losses(x, self.samples), np.float64)
+
+    def gradients(self, x) -> jax.Array:
+        return self._products(x, None, self.samples, terms=self._all)
+
+    def products(self, x, v) -> jax.Array:
+        return self._products(x, v, self.samples, terms=self._all)
+
+    @property
+    def _all(self) -> tuple[int, ...]:
+        return tuple(range(len(self.problem.terms)))
+
+    def smoothness(self, x, seed: int = 0) -> np.ndarray:
+        """The largest |eigenvalue| of each term's Hessian and, last, of their sum."""
+        start = jax.random.normal(jax.random.key(seed), x.shape)
+
+        def largest(terms: tuple[int, ...]) -> float:
+            return lanczos(lambda v: self._products(x, v, self.samples, terms=terms).sum(0), start)
+
+        return np.array([*(largest((j,)) for j in self._all), largest(self._all)])
+
+
+def lanczos(product, start, iterations: int = ITERATIONS) -> float:
+    """The largest |eigenvalue| of a symmetric matrix. The extreme ones of the tridiagonal matrix
+    come first; that the vectors lose their right angles only doubles some."""
+    iterations = min(iterations, start.size)
+    q, before, beta = start / jnp.linalg.norm(start), jnp.zeros_like(start), 0.0
+    alphas: list[float] = []
+    betas: list[float] = []
+    for _ in range(iterations):
+        w = product(q) - beta * before
+        alpha = float(jnp.vdot(q, w))
+        w = w - alpha * q
+        beta = float(jnp.linalg.norm(w))
+        alphas.append(alpha)
+        if beta <= 1e-6 * max(map(abs, alphas)) or not np.isfinite(beta):
+            break
+        betas.append(beta)
+        before, q = q, w / beta
+    off = betas[: len(alphas) - 1]
+    values = np.linalg.eigvalsh(np.diag(alphas) + np.diag(off, 1) + np.diag(off, -1))
+    return float(np.abs(values).max())

@@ -1,0 +1,282 @@
+"""Measures a problem within a time budget and says which algorithm fits."""
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from mixfl.algorithms import ALGORITHMS
+from mixfl.engine import Simulator
+from mixfl.errors import MixflError
+from mixfl.measure.curvature import Curvature
+from mixfl.measure.gradients import Gradients, Measured
+from mixfl.measure.population_split import Split, check_column, split
+from mixfl.problem import Params, Problem
+from mixfl.settings import Settings
+from mixfl.theory.advice import Choice, central_batch, changes, choose, names
+from mixfl.theory.intervals import Interval, interval
+from mixfl.theory.predictions import Prediction, Setup, limited_by_noise, rounds_to
+from mixfl.theory.quadratic import directions, small
+
+Report = Callable[[int, int, str], None]
+ROUNDS = 20  # with K = 1, along which G~ and B~ are measured
+COHORTS = 16  # from which variances are estimated
+SPLIT = 8  # the same, of a divided population
+SAMPLES = 3  # from which beta is
+BATCHES = 4  # of a client, at most, for variances
+PROBE = 10  # rounds
+CLEARLY = 0.05  # of the loss gained
+AGAIN = 1 << 20  # rounds whose cohorts no run will see
+OPTIMIZERS = ("client_opt", "server_opt", "central_opt", "merge_opt")
+PLAIN: dict[str, Any] = {**dict.fromkeys(OPTIMIZERS, "sgd"), "central_lr": "auto"}
+
+
+class TermFigures(NamedTuple):
+    name: str
+    federated: bool
+    v: Interval  # variance of one example's gradient
+    sigma2: Interval  # at the batch size of the settings
+    between: Interval | None  # sigma_f^2
+    beta: Interval
+    beta_start: float  # at the initial model
+
+
+class Diagnosis(NamedTuple):
+    algorithm: str
+    eta: float  # recommended, after the probe
+    predicted_eta: float
+    choice: Choice
+    equal: list[tuple[str, float]]  # rounds of each algorithm at the chosen one's effective step
+    setup: Setup
+    target: float
+    curve: list[tuple[int, float, float]]  # round, G~^2, B~^2
+    terms: list[TermFigures]
+    beta: Interval  # of the sum
+    batch: tuple[int, int]  # |B_c|: the rubric's, the corrected one
+    probe: list[tuple[float, float]]  # learning rate, loss after the probe
+    changes: list[tuple[str, str]]
+    splits: list[Split]
+    seconds: float
+
+    @property
+    def g2(self) -> float:
+        return max(g for _, g, _ in self.curve)
+
+    @property
+    def b2(self) -> float:
+        return max(b for _, _, b in self.curve)
+
+
+class Clock:
+    """What is left of a budget."""
+
+    def __init__(self, budget: float, report: Report):
+        self.begun, self.budget, self.report = time.perf_counter(), budget, report
+
+    @property
+    def spent(self) -> float:
+        return time.perf_counter() - self.begun
+
+    def repeat(self, what: str, times: int, until: float, least: int = 1):
+        """0, 1, ... while the given part of the budget is not spent, and `least` times anyway."""
+        for i in range(times):
+            if i >= least and self.spent > until * self.budget:
+                return
+            self.report(i, times, what)
+            yield i
+
+
+def diagnose(
+    problem: Problem, s: Settings, target: float = 0.1, budget: float = 120.0,
+    column: str | None = None, report: Report = lambda *_: None, horizon: int = 500,
+) -> Diagnosis:  # fmt: skip
+    """`column` is one by which clients might be divided; `horizon` the most rounds to predict.
+    Optimizers and learning rates are plain SGD's and the automatic ones, whatever `s` has."""
+    if not problem.populations:
+        raise MixflError("the problem has no federated term: there is nothing to choose.")
+    if len(problem.terms) < 2:
+        raise MixflError(
+            "the problem has one term only, so there is nothing to mix: use fedavg, or add a term."
+        )
+    if column is not None:
+        check_column(problem, column)
+    # Clipping would hide a step that is too long.
+    s = dataclasses.replace(s, **PLAIN, clip="off", aggregation="mean")
+    clock = Clock(budget, report)
+    setup = setup_of(problem, s)
+    x0 = problem.init(jax.random.key(s.seed))
+    curve, x1 = along(problem, s, x0, clock)
+    measure = Gradients(problem, s, batches_to_measure(problem, s))
+    curvature, betas = Curvature(problem, measure.simulator, AGAIN), []
+    x, start = curvature.flat(x1), curvature.flat(x0)
+    for i in clock.repeat("smoothness", SAMPLES, 0.35, 2):
+        betas.append(curvature.of_round(AGAIN + i).smoothness(x, seed=i))
+    at_start = curvature.smoothness(start)
+    found = directions(curvature, x, start)
+    basis = jax.vmap(curvature.unravel)(found.basis)
+    measured = [
+        measure.at(x1, AGAIN + i, basis)
+        for i in clock.repeat("gradients and their noise", COHORTS, 0.6, 4)
+    ]
+    figures = [
+        term_figures(j, problem, setup, measured, np.array(betas), at_start)
+        for j in range(len(problem.terms))
+    ]
+    tiny = small(problem, found, measured)
+    choice = choose(tiny, setup, target, horizon)
+    chosen = choice.chosen
+    probe = probed(problem, s, setup, chosen, x0, curvature, clock)
+    allowed = [
+        (eta, loss) for eta, loss in probe
+        if eta <= chosen.eta or not limited_by_noise(tiny, chosen.algorithm, setup, eta, target)
+    ]  # fmt: skip
+    splits = [
+        split(
+            problem, s, j, column, x1,
+            (AGAIN + i for i in clock.repeat("a divided population", SPLIT, 1.2, 3)),
+        )
+        for j, term in enumerate(problem.terms)
+        if column is not None and term in problem.populations
+    ]  # fmt: skip
+    return Diagnosis(
+        algorithm=chosen.algorithm,
+        eta=decided(chosen.eta, allowed, float(curvature.losses(start).sum())),
+        predicted_eta=chosen.eta,
+        choice=choice,
+        equal=[(a, rounds_to(tiny, a, setup, chosen.eta, target, horizon)) for a in names(tiny)],
+        setup=setup,
+        target=target,
+        curve=curve,
+        terms=figures,
+        beta=interval([b[-1] for b in betas]),
+        batch=recommended_batch(chosen.algorithm, setup, figures),
+        probe=probe,
+        changes=list(changes(tiny, setup, target, horizon, chosen.algorithm))
+        if choice.reached
+        else [],
+        splits=splits,
+        seconds=clock.spent,
+    )
+
+
+def batches_to_measure(problem: Problem, s: Settings) -> int:
+    """Of each client: two at least, to tell noise from what is special about it."""
+    return max(2, min(BATCHES, *(_batches(p, s) for p in problem.populations)))
+
+
+def recommended_batch(algorithm: str, setup: Setup, figures: list["TermFigures"]):
+    federated = [f for f in figures if f.federated]
+    return central_batch(
+        algorithm, setup, sum(f.v.mean for f in federated),
+        sum(max(f.between.mean, 0) for f in federated if f.between),
+        sum(f.v.mean for f in figures if not f.federated),
+    )  # fmt: skip
+
+
+def _batches(population, s: Settings) -> int:
+    """That its largest client has."""
+    return -(-int(population.clients.sizes().max()) // s.client_batch)
+
+
+def most_examples(problem: Problem, wanted: int) -> int:
+    """A central batch of so many, or of all that there are."""
+    return min([wanted, *(len(t.examples) for t in problem.central if t.examples is not None)])
+
+
+def setup_of(problem: Problem, s: Settings) -> Setup:
+    """K as the largest client reaches it; the central examples are those of the rubric, or as
+    many as PT would draw with the batch that is set."""
+    K = min(s.local_steps, max(_batches(p, s) for p in problem.populations))
+    J = K if s.central_steps == "auto" else s.central_steps
+    rubric = s.cohort_size * s.client_batch
+    each = most_examples(problem, rubric if s.central_batch == "auto" else s.central_batch)
+    return Setup(
+        s.cohort_size, K, J, s.client_batch, each * J, s.server_lr,
+        eta_m=None if s.merge_lr == "auto" else s.merge_lr,
+        clients=min(len(p.clients) for p in problem.populations),
+    )  # fmt: skip
+
+
+def along(problem: Problem, s: Settings, x: Params, clock: Clock):
+    """G~^2 and B~^2 in rounds of PT with K = 1 (then all algorithms are the same), and the last
+    model."""
+    once = dataclasses.replace(s, local_steps=1, central_steps=1)
+    simulator = Simulator(problem, ALGORITHMS["pt"].build(problem, once), once)
+    measure, curve = Gradients(problem, once), []
+    state = simulator.state(x)
+    for t in clock.repeat("gradient dissimilarity", ROUNDS, 0.25, 5):
+        curve.append((t, *measure.dissimilarity(state.x, t)))
+        (result,) = simulator.rounds(state, t, t + 1)
+        if not bool(result.info["finite"]):
+            raise MixflError(
+                f"with client_lr = {s.client_lr:g} the model is no longer finite after round "
+                f"{t + 1} of K = 1: lower client_lr to measure."
+            )
+        state = result.state
+    return curve, jax.tree.map(np.asarray, state.x)
+
+
+def term_figures(
+    j: int, problem: Problem, setup: Setup, measured: list[Measured], betas, at_start
+) -> TermFigures:
+    term = problem.terms[j]
+    federated = term in problem.populations
+    v = interval([m.terms[j].v for m in measured])
+    size = setup.client_batch if federated else setup.central / setup.J
+    between = interval([m.terms[j].between for m in measured]) if federated else None
+    return TermFigures(
+        term.name, federated, v, Interval(*(a / size for a in v)), between, interval(betas[:, j]),
+        float(at_start[j]),
+    )  # fmt: skip
+
+
+def probed(
+    problem: Problem, s: Settings, setup: Setup, chosen: Prediction, x: Params,
+    curvature: Curvature, clock: Clock,
+) -> list[tuple[float, float]]:  # fmt: skip
+    """Learning rates and losses on the sample after a few rounds from x: the predicted one, half
+    and twice of it; further while an outer one is best."""
+    algorithm, batch = chosen.algorithm, s.central_batch
+    if algorithm == "1wgt" and batch != "auto":  # as many central examples as the others
+        batch = most_examples(problem, setup.central)
+
+    def loss(eta: float) -> float:
+        tried = dataclasses.replace(s, client_lr=eta, central_batch=batch)
+        simulator = Simulator(problem, ALGORITHMS[algorithm].build(problem, tried), tried)
+        losses = [
+            float(curvature.losses(curvature.flat(result.state.x)).sum())
+            for result in simulator.rounds(simulator.state(x), 0, PROBE)
+        ]
+        # The mean over the second half: one round's loss jumps about.
+        mean = float(np.mean(losses[PROBE // 2 :]))
+        return mean if math.isfinite(mean) else math.inf
+
+    found: dict[float, float] = {}
+    factor = 1.0
+    for i in clock.repeat("probe of the learning rate", 6, 1.0, 3):
+        found[factor] = loss(chosen.eta * factor)
+        if i < 2:
+            factor = (0.5, 2.0)[i]
+        elif outer(found):
+            factor = max(found) * 2 if outer(found) > 0 else min(found) / 2
+        else:
+            break
+    return sorted((chosen.eta * f, value) for f, value in found.items())
+
+
+def decided(eta: float, probe: list[tuple[float, float]], first: float) -> float:
+    """The predicted learning rate, or the nearest to it that the probe finds clearly better: a few
+    rounds favour steps that are too long or too short for the end."""
+    least = min(loss for _, loss in probe)
+    good = [e for e, loss in probe if loss <= least + CLEARLY * (first - least)]
+    return min(good, key=lambda e: abs(math.log(e / eta)))
+
+
+def outer(found: dict[float, float]) -> int:
+    """1 if the largest is best, -1 if the smallest is, otherwise 0."""
+    best = min(found, key=found.__getitem__)
+    return (best == max(found)) - (best == min(found))

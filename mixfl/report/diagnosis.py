@@ -1,0 +1,286 @@
+"""`mixfl diagnose`: what was measured, as a verdict in words, as JSON and as a page."""
+
+import base64
+import html
+import json
+import math
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mixfl.engine import Simulator
+from mixfl.measure.diagnosis import PLAIN, diagnose
+from mixfl.report.plots import NAMES
+from mixfl.runs.folder import write_whole
+from mixfl.runs.plan import plan
+from mixfl.theory import bounds
+from mixfl.theory.intervals import Interval
+
+Report = Callable[[int, int, str], None]
+
+
+class Verdict:
+    """A diagnosis of a task, and what it means for its settings."""
+
+    def __init__(
+        self, task: str, preset: str | None, data: str | None, given: Mapping[str, Any],
+        target: float, budget: float, column: str | None, report: Report,
+    ):  # fmt: skip
+        shared = ["pt", "1wgt", "2wgt"]
+        problems: dict = {}
+        planned = plan(task, "pt", preset=preset, data=data, given=given, shared_with=shared,
+                       problems=problems)  # fmt: skip
+        self.problem, self.s = planned.problem, planned.settings
+        self.found = diagnose(self.problem, self.s, target, budget, column, report)
+        algorithm = self.found.algorithm
+        best = plan(task, algorithm, preset=preset, data=data, given=given, shared_with=shared,
+                    problems=problems)  # fmt: skip
+        simulator: Simulator = best.simulator()
+        self.bytes = simulator.message_bytes(0)
+
+    # What theory guarantees
+
+    def guaranteed(self) -> dict[str, float]:
+        """Per algorithm, the largest client learning rate of the nonconvex theorem."""
+        d = self.found
+        symbols: dict[str, Any] = dict(
+            beta=max(d.beta.mean, *(t.beta.mean for t in d.terms)), B2=max(d.b2, 1.0), K=d.setup.K,
+            eta_s=d.setup.eta_s,
+        )  # fmt: skip
+        return {
+            a: bounds.max_rates(a, "nonconvex", eta_m=1, **symbols).eta for a in bounds.ALGORITHMS
+        }
+
+    def as_json(self) -> dict[str, Any]:
+        d = self.found
+        return _finite({
+            "algorithm": d.algorithm,
+            "client_lr": d.eta,
+            "g2": d.g2,
+            "b2": d.b2,
+            "variances": {
+                t.name: {
+                    "per_example": t.v._asdict(), "sigma2": t.sigma2._asdict(),
+                    "sigma_f2": t.between._asdict() if t.between else None,
+                }
+                for t in d.terms
+            },
+            "beta": {**{t.name: t.beta._asdict() for t in d.terms}, "sum": d.beta._asdict()},
+            "beta_start": {t.name: t.beta_start for t in d.terms},
+            "steps": {
+                "recommended": d.eta * d.setup.K * d.setup.eta_s,
+                "recommended_client_lr": d.eta,
+                "predicted_client_lr": d.predicted_eta,
+                "guaranteed_client_lr": self.guaranteed(),
+                "K": d.setup.K,
+            },
+            "central_batch": {"rubric": d.batch[0], "recommended": d.batch[1]},
+            "rounds": {p.algorithm: p.rounds for p in d.choice.all} if d.choice.reached else {},
+            "rounds_at_equal_step": dict(d.equal),
+            "target": d.target,
+            "download_bytes": self.bytes[0],
+            "upload_bytes": self.bytes[1],
+            "probe": [{"client_lr": eta, "loss": loss} for eta, loss in d.probe],
+            "changes": [{"if": what, "then": a} for what, a in d.changes],
+            "splits": [split._asdict() for split in d.splits],
+            "curve": [{"round": t, "g2": g, "b2": b} for t, g, b in d.curve],
+            "seconds": d.seconds,
+        })  # fmt: skip
+
+    # In words
+
+    def lines(self) -> list[str]:
+        d = self.found
+        lines = [
+            f"Use {NAMES[d.algorithm]} ({d.algorithm}) with client_lr = {d.eta:.3g} "
+            f"(K = {d.setup.K}, effective step {d.eta * d.setup.K * d.setup.eta_s:.3g}).",
+            "",
+            "Why",
+            *("  " + line for line in self.reasons()),
+            "",
+            "Settings",
+            *("  " + line for line in self.settings()),
+        ]
+        if d.splits:
+            lines += ["", "Dividing a population", *("  " + self.split_words(p) for p in d.splits)]
+        lines += ["", "What would change this"]
+        if d.changes:
+            lines += [f"  {what}: {NAMES[a]}" for what, a in d.changes]
+        elif not d.choice.reached:
+            lines += ["  a larger --target: at this one nothing can be compared"]
+        else:
+            lines += ["  nothing that was tried: K, the cohort and the central examples up and "
+                      "down, a smaller and a larger error as the aim"]  # fmt: skip
+        return lines
+
+    def reasons(self) -> list[str]:
+        d = self.found
+        lines = []
+        if d.choice.reached:
+            rounds = ", ".join(f"{NAMES[p.algorithm]} {_count(p.rounds)}" for p in d.choice.all)
+            lines.append(
+                f"rounds to {100 * d.target:g} % of the first error, each at its best step, on the "
+                f"measured problem in small: {rounds}"
+            )
+        else:
+            lines.append(
+                f"no algorithm gets to {100 * d.target:g} % of the first error on the measured "
+                "problem in small: noise, or too few rounds; this one gets closest"
+            )
+        equal = ", ".join(f"{NAMES[a]} {_count(n)}" for a, n in d.equal)
+        lines.append(f"at the same effective step: {equal}")
+        lines.append(f"dissimilarity of the terms: max G~^2 {d.g2:.3g}, max B~^2 {d.b2:.3g} "
+                     f"({self.about_dissimilarity()})")  # fmt: skip
+        lines.append(self.about_noise())
+        return lines
+
+    def about_dissimilarity(self) -> str:
+        # PT's fixed point is off by about the effective step times what pulls the terms apart.
+        return (
+            "the terms pull in much the same direction"
+            if self.found.b2 < 2
+            else "the terms pull apart: PT's fixed point is off the minimum"
+        )
+
+    def about_noise(self) -> str:
+        d = self.found
+        parts = []
+        for t in d.terms:
+            words = f"{t.name} {_interval(t.sigma2)}"
+            if t.between is not None:
+                words += f" within and {_interval(t.between)} between clients"
+            parts.append(words)
+        return "variance of a batch's gradient: " + "; ".join(parts)
+
+    def settings(self) -> list[str]:
+        d, s = self.found, self.s
+        rubric, corrected = d.batch
+        down, up = self.bytes
+        guaranteed = self.guaranteed()[d.algorithm]
+        tried = ", ".join(f"{eta:.3g}: {_loss(loss)}" for eta, loss in d.probe)
+        batch = (
+            f"central_batch {corrected}: the rubric says {rubric}; corrected so that the central "
+            "noise of a round is that of the cohort"
+            if any(t.examples is not None for t in self.problem.central)
+            else "no central batch: the server has no data"
+        )
+        ignored = [k for k, v in PLAIN.items() if getattr(s, k) != v]
+        return [
+            *([f"measured with plain SGD: {', '.join(ignored)} left out"] if ignored else []),
+            f"client_lr {d.eta:.3g}: recommended after a probe (loss by client_lr {tried}); theory "
+            f"guarantees {guaranteed:.2g} only, {d.eta / guaranteed:.0f} times less",
+            batch,
+            f"cohort_size {s.cohort_size}, local_steps {d.setup.K}, client_batch {s.client_batch}: "
+            "as given",
+            f"a client downloads {_bytes(down)} and uploads {_bytes(up)} a round",
+            f"smoothness beta: {', '.join(f'{t.name} {_interval(t.beta)}' for t in d.terms)}, sum "
+            f"{_interval(d.beta)}; at the start "
+            f"{', '.join(f'{t.name} {t.beta_start:.3g}' for t in d.terms)}",
+        ]
+
+    def split_words(self, split) -> str:
+        verdict = "would pay" if split.pays else "would not pay"
+        return (
+            f"{split.population} by '{split.column}' {verdict}: the two groups explain "
+            f"{100 * split.explained:.0f} % of what differs between clients and "
+            f"{100 * split.noise:.0f} % of the cohort's noise would go; G~^2 would be "
+            f"{split.g2:.3g} (now {self.found.curve[-1][1]:.3g})"
+        )
+
+    def page(self) -> str:
+        """Self-contained HTML, with the curves."""
+        from mixfl.report import plots
+
+        d = self.found
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "curves.png"
+            rounds, g2, b2 = (list(column) for column in zip(*d.curve, strict=True))
+            plots.dissimilarity(rounds, np.array(g2), np.array(b2), path)
+            picture = base64.b64encode(path.read_bytes()).decode()
+        name = html.escape(self.problem.name)
+        rows = "".join(
+            f"<tr><th>{html.escape(NAMES[p.algorithm])}</th><td>{_count(p.rounds)}</td>"
+            f"<td>{p.eta:.3g}</td><td>{_count(n)}</td></tr>"
+            for p, (_, n) in zip(d.choice.all, d.equal, strict=True)
+        )
+        blocks, open_list = [], False
+        for line in self.lines()[1:]:
+            if not line:
+                continue
+            if line.startswith("  "):
+                if not open_list:
+                    blocks.append("<ul>")
+                blocks.append(f"<li>{html.escape(line.strip())}</li>")
+                open_list = True
+            else:
+                blocks.append(("</ul>" if open_list else "") + f"<h2>{html.escape(line)}</h2>")
+                open_list = False
+        blocks.append("</ul>" if open_list else "")
+        return PAGE.format(
+            name=name, verdict=html.escape(self.lines()[0]), rows=rows, picture=picture,
+            body="\n".join(blocks), target=f"{100 * d.target:g}",
+        )  # fmt: skip
+
+    def save(self, out: Path) -> Path:
+        out.mkdir(parents=True, exist_ok=True)
+        write_whole(out / "diagnosis.json", json.dumps(self.as_json(), indent=2).encode())
+        page = out / "diagnosis.html"
+        write_whole(page, self.page().encode())
+        return page
+
+
+PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>mixfl: diagnosis of {name}</title>
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<style>
+body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem;
+  color: #222; background: #fff; }}
+.verdict {{ font-size: 1.25rem; border-left: 4px solid #0072B2; padding: .3rem 1rem; }}
+table {{ border-collapse: collapse; margin: 1rem 0; }}
+th, td {{ text-align: right; padding: .3rem .8rem; border-bottom: 1px solid #ddd; }}
+th:first-child {{ text-align: left; font-weight: normal; }} thead th {{ font-weight: 600; }}
+h2 {{ font-size: 1.05rem; margin: 1.6rem 0 .3rem; }} img {{ max-width: 100%; }}
+</style></head><body>
+<h1>{name}</h1>
+<p class="verdict">{verdict}</p>
+<table><thead><tr><th>algorithm</th><th>rounds to {target} %</th><th>at client_lr</th>
+<th>rounds at the same step</th></tr></thead><tbody>{rows}</tbody></table>
+<img alt="Curves of G~^2 and B~^2 over rounds" src="data:image/png;base64,{picture}">
+{body}
+</body></html>
+"""
+
+
+def _finite(value: Any) -> Any:
+    """JSON knows neither NaN nor infinity: null."""
+    if isinstance(value, dict):
+        return {k: _finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(v) for v in value]
+    if isinstance(value, float | np.floating):
+        return float(value) if math.isfinite(value) else None
+    return value
+
+
+def _count(rounds: float) -> str:
+    return str(math.ceil(rounds)) if math.isfinite(rounds) else "not reached"
+
+
+def _loss(value: float) -> str:
+    return f"{value:.4g}" if math.isfinite(value) else "diverged"
+
+
+def _interval(i: Interval) -> str:
+    mean, low, high = (max(a, 0.0) for a in i)  # an estimate of 0 may be below it
+    return f"{mean:.3g} ({low:.3g} to {high:.3g})" if math.isfinite(i.low) else f"{mean:.3g}"
+
+
+def _bytes(n: float) -> str:
+    for unit in ("B", "KB", "MB"):
+        if n < 1024:
+            return f"{n:.3g} {unit}"
+        n /= 1024
+    return f"{n:.3g} GB"

@@ -1,0 +1,85 @@
+"""A document as Markdown: the verdicts, and numbers in place of the charts."""
+
+import re
+from collections.abc import Iterator, Sequence
+
+from mixfl.report.document import Curves, Document, Section, Sweep, Table
+from mixfl.report.means import final_table, remarks
+from mixfl.report.style import metric_title
+from mixfl.runs.sinks.terminal import number
+
+ENTITIES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
+
+
+def markdown(document: Document) -> str:
+    lines = [f"# {plain(document.title)}", ""]
+    lines += [f"- {plain(k)}: {plain(v)}" for k, v in document.facts] + [""]
+    if document.findings:
+        rows = [[f.number, f.says, f.data, f.verdict] for f in document.findings]
+        lines += ["## Verdicts", "", *table(["#", "claim", "data", "verdict"], rows), ""]
+        for f in document.findings:
+            lines += [f"- {plain(f.number)} ({plain(f.data)}): {plain(e)}" for e in f.evidence]
+        lines.append("")
+    lines += [f"- {plain(note)}" for note in document.notes] + [""]
+    for section in document.sections:
+        lines += [f"## {plain(section.title)}", "", plain(section.text), "", *_parts(section)]
+    text = re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip() + "\n"
+    return text.encode(errors="replace").decode()
+
+
+def plain(text: str) -> str:
+    """Text that Markdown shows as it is, on one line."""
+    marked = re.sub(r"([\\`*_{}\[\]#|~$!])", r"\\\1", " ".join(text.split()))
+    return re.sub(r"^([-+]|\d+[.)])(?=\s|$)", r"\\\1", marked.translate(ENTITIES))
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    lines = [[plain(cell) for cell in line] for line in (header, *rows)]
+    lines.insert(1, ["---"] * len(header))
+    return ["| " + " | ".join(line) + " |" for line in lines]
+
+
+def _parts(section: Section) -> Iterator[str]:
+    tables = [part for part in section.parts if isinstance(part, Table)]
+    for part in section.parts:
+        notes: list[str] = []
+        if isinstance(part, Curves):
+            found = final_table(part.title, part.series, part.metrics, costs=False)
+            notes = remarks(part.series)
+            if any(_holds(other, found) for other in tables):
+                continue
+        else:
+            found = _sweep(part) if isinstance(part, Sweep) else part
+        yield from (_title(part), "", plain(part.text), "", *table(found.header, found.rows), "")
+        yield from (f"- {plain(note)}" for note in notes)
+        yield ""
+
+
+def _holds(table: Table, other: Table) -> bool:
+    """Does it have the other's rows and columns?"""
+    names = [[row[0] for row in t.rows] for t in (table, other)]
+    return names[0] == names[1] and set(other.header) <= set(table.header)
+
+
+def _title(part: Curves | Sweep | Table) -> str:
+    return f"### {plain(part.title)}" + (f" ({plain(part.label)})" if part.label else "")
+
+
+def _sweep(part: Sweep) -> Table:
+    """A row per value of the key, a column per line."""
+    values = sorted({p.x for line in part.lines for p in line.points})
+    rows = []
+    for x in values:
+        cells = [f"{x:g}"]
+        for line in part.lines:
+            point = next((p for p in line.points if p.x == x), None)
+            if point is None:
+                cells.append("-")
+            elif point.mean is None:
+                cells.append(point.note or "diverged")
+            else:
+                half = "" if point.high is None else f" ± {number(point.high - point.mean)}"
+                cells.append(number(point.mean) + half + (f" ({point.note})" if point.note else ""))
+        rows.append(cells)
+    header = [part.x, *(f"{line.name}: {metric_title(part.y)}" for line in part.lines)]
+    return Table(part.title, header, rows)

@@ -1,0 +1,1 @@
+"""Where a run's progress and metrics go: folder, TensorBoard, trackers, terminal."""

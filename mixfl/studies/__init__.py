@@ -1,0 +1,1 @@
+"""Many runs: comparisons, sweeps, and the paper's studies with their claims."""

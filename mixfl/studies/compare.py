@@ -1,0 +1,148 @@
+"""Several algorithms on the same cohorts and seeds, and a table of how they ended."""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mixfl.engine import processes
+from mixfl.engine.preflight import preflight
+from mixfl.errors import Diverged
+from mixfl.runs.plan import Plan
+from mixfl.runs.sinks.terminal import SHOWN, Quiet, number
+from mixfl.runs.training import run
+from mixfl.studies.trials import Done, Trial
+from mixfl.theory.intervals import half_width
+
+PLOT = "comparison.png"
+
+
+@dataclass
+class Outcome:
+    """How an algorithm's trials ended."""
+
+    algorithm: str
+    trials: list[list[dict[str, Any]]] = field(default_factory=list)  # rows of metrics
+    diverged: list[int] = field(default_factory=list)  # rounds
+    failed: int = 0  # trials whose process died
+
+    def add(self, done: Done) -> None:
+        if done.status == "diverged":
+            self.diverged.append(done.round)
+        elif done.status == "failed":
+            self.failed += 1
+        else:
+            self.trials.append(done.rows)
+
+    def cell(self, metric: str) -> str:
+        """Of a table: mean ± half of the 95 % interval, or that trials diverged or failed."""
+        values, diverged = self.final(metric), self.diverged
+        count = len(diverged) + len(self.trials) + self.failed
+        if diverged:
+            several = f"{len(diverged)} of {count} " if len(diverged) < count else ""
+            return f"{several}diverged at round {min(diverged)}"
+        if self.failed:
+            return f"{self.failed} of {count} failed"
+        if not len(values):
+            return "-"
+        half = f" ± {number(half_width(values))}" if len(values) > 1 else ""
+        return number(values.mean()) + half
+
+    def final(self, metric: str) -> np.ndarray:
+        values = [t[-1].get(metric) for t in self.trials if t]
+        return np.array([v for v in values if v is not None], float)
+
+
+def outcomes(ended: Sequence[Done]) -> list[Outcome]:
+    """Of trials, by algorithm."""
+    found: dict[str, Outcome] = {}
+    for one in ended:
+        outcome = found.setdefault(one.trial.algorithm, Outcome(one.trial.algorithm))
+        outcome.add(one)
+    return list(found.values())
+
+
+def planned_trials(
+    plans: Sequence[Plan], trials: int, given: dict[str, Any], **more
+) -> list[Trial]:
+    """The runs of a comparison, a folder each. Trial k has the seed of the settings plus k, the
+    same for every algorithm."""
+    found = []
+    for plan in plans:
+        for k in range(trials):
+            seed = plan.settings.seed + k
+            folder, label = plan.recipe.id, plan.recipe.id
+            if trials > 1:
+                folder, label = f"{folder}/seed{seed}", f"{label} {k + 1}/{trials}"
+            keys = {a: v for a, v in given.items() if a in {*plan.recipe.uses, *plan.options}}
+            found.append(
+                Trial(
+                    plan.task, plan.recipe.id, folder, label, plan.preset, plan.data,
+                    {**keys, "seed": seed}, **more,
+                )
+            )  # fmt: skip
+    return found
+
+
+def check(plans: Sequence[Plan]) -> None:
+    """Every mistake shows before the first run begins."""
+    with processes.Together():
+        for plan in plans:
+            preflight(plan.problem, plan.settings, bool(plan.simulator().tables))
+
+
+def compare(
+    plans: Sequence[Plan], out: Path, trials: int, resume: bool, report: Quiet,
+    track: str | None = None,
+) -> list[Outcome]:  # fmt: skip
+    """One run after the other, in this process. Seeds as in `planned_trials`."""
+    check(plans)
+    outcomes = []
+    for plan in plans:
+        outcome = Outcome(plan.recipe.id)
+        for k in range(trials):
+            seed = plan.settings.seed + k
+            trial = dataclasses.replace(
+                plan, settings=dataclasses.replace(plan.settings, seed=seed)
+            )
+            where = out / plan.recipe.id
+            label = plan.recipe.id
+            if trials > 1:
+                where, label = where / f"seed{seed}", f"{label} {k + 1}/{trials}"
+            try:
+                outcome.trials.append(run(trial, where, resume, report, label, track).metrics)
+            except Diverged as error:
+                outcome.diverged.append(error.round)
+                report.note(str(error))
+        outcomes.append(outcome)
+    return outcomes
+
+
+def shown_metrics(outcomes: Sequence[Outcome]) -> list[str]:
+    """The metrics worth a column: the best known ones, or the first few that there are."""
+    found = [k for o in outcomes for t in o.trials if t for k in t[-1]]
+    known = [k for k in SHOWN if k in found]
+    return known or list(dict.fromkeys(k for k in found if k.startswith(("eval/", "train/"))))[:3]
+
+
+def rows(outcomes: Sequence[Outcome]) -> tuple[list[str], list[list[str]]]:
+    """Header and cells of the table."""
+    metrics = shown_metrics(outcomes)
+    header = [
+        "algorithm",
+        *(m.removeprefix("eval/") for m in metrics),
+        "ms/round",
+        "KB down",
+        "KB up",
+    ]
+    cells = []
+    for o in outcomes:
+        row = [o.algorithm, *(o.cell(m) for m in metrics)]
+        for key, scale in (("time/round_ms", 1), ("comm/down_bytes", 1e3), ("comm/up_bytes", 1e3)):
+            values = o.final(key)
+            row.append(f"{values.mean() / scale:.3g}" if len(values) else "-")
+        cells.append(row)
+    return header, cells

@@ -1,0 +1,121 @@
+"""How far many runs are, and how long the rest will take."""
+
+import sys
+import time
+from collections import defaultdict
+from typing import Any
+
+from mixfl.runs.sinks.terminal import clock, summary
+
+
+class Board:
+    """This one says nothing; it knows the time left."""
+
+    def begin(self, left: list, total: int, jobs: int) -> None:
+        """`left` are the trials to make, of `total`."""
+        self.left = {t.folder: t for t in left}
+        self.total, self.jobs = total, jobs
+        self.began: dict[str, float] = {}
+        self.took: dict[tuple, list[float]] = defaultdict(list)
+
+    def running(self, worker: int, trial: Any, round: int) -> None:
+        self.began.setdefault(trial.folder, time.perf_counter())
+
+    def over(self, done: Any) -> None:
+        trial = done.trial
+        self.left.pop(trial.folder, None)
+        if trial.folder in self.began and done.status == "finished":
+            self.took[kind(trial)].append(time.perf_counter() - self.began[trial.folder])
+
+    def note(self, message: str) -> None: ...
+    def end(self) -> None: ...
+
+    def seconds_left(self) -> float | None:
+        """From how long runs of the same kind took; None as long as none has."""
+        every = [t for times in self.took.values() for t in times]
+        if not every:
+            return None
+        mean = sum(every) / len(every)
+        now, work = time.perf_counter(), 0.0
+        for trial in self.left.values():
+            times = self.took.get(kind(trial))
+            expected = sum(times) / len(times) if times else mean
+            work += max(expected - (now - self.began.get(trial.folder, now)), 0)
+        return work / min(self.jobs, max(len(self.left), 1))
+
+    def progress(self) -> str:
+        left = self.seconds_left()
+        over = self.total - len(self.left)
+        return f"{over}/{self.total} runs" + ("" if left is None else f", left {clock(left)}")
+
+
+def kind(trial: Any) -> tuple:
+    return trial.task, trial.algorithm, trial.preset, trial.rounds()
+
+
+def ending(done: Any) -> str:
+    if done.status == "diverged":
+        return f"diverged at round {done.round}"
+    if done.status == "failed":
+        return f"failed: {done.reason}"
+    rows = done.rows
+    return summary(rows[-1]) if rows else "finished"
+
+
+class Lines(Board):
+    """A line per run that is over."""
+
+    def begin(self, left, total, jobs):
+        super().begin(left, total, jobs)
+        kept = f"{total - len(left)} are over already, " if len(left) < total else ""
+        print(f"{total} runs: {kept}{len(left)} to make, {jobs} at a time", flush=True)
+
+    def over(self, done):
+        super().over(done)
+        print(f"{done.trial.label}: {ending(done)}  ({self.progress()})", flush=True)
+
+    def note(self, message):
+        print(message, file=sys.stderr, flush=True)
+
+
+class Bars(Board):
+    """A bar for all, and one for each run under way, on a terminal."""
+
+    def begin(self, left, total, jobs):
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn
+
+        super().begin(left, total, jobs)
+        self.console = Console()
+        columns = TextColumn("{task.description}"), BarColumn(24), TextColumn("{task.fields[said]}")
+        self.bars = Progress(*columns, console=self.console)
+        self.whole = self.bars.add_task("[bold]all runs", total=total, said=self.progress())
+        self.bars.update(self.whole, completed=total - len(left))
+        self.workers: dict[int, Any] = {}
+        self.bars.start()
+
+    def running(self, worker, trial, round):
+        super().running(worker, trial, round)
+        if worker not in self.workers:
+            self.workers[worker] = self.bars.add_task("", said="")
+        rounds = trial.rounds()
+        self.bars.update(
+            self.workers[worker], description=trial.label.replace("[", "\\["), completed=round,
+            total=rounds, said=f"{round}/{rounds} rounds",
+        )  # fmt: skip
+        self.bars.update(self.whole, said=self.progress())
+
+    def over(self, done):
+        super().over(done)
+        self.note(f"{done.trial.label}: {ending(done)}", style=None)
+        self.bars.update(self.whole, completed=self.total - len(self.left), said=self.progress())
+
+    def note(self, message, style="yellow"):
+        self.console.print(message, style=style, highlight=False, markup=False)
+
+    def end(self):
+        self.bars.stop()
+
+
+def board() -> Board:
+    return Bars() if sys.stdout.isatty() else Lines()

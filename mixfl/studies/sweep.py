@@ -1,0 +1,149 @@
+"""`mixfl sweep`: settings tried in turn, chosen on validation data and reported on test data."""
+
+import itertools
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mixfl.errors import MixflError
+from mixfl.runs.folder import write_whole
+from mixfl.studies.compare import Outcome, shown_metrics
+from mixfl.studies.trials import Done, Trial
+from mixfl.theory.intervals import half_width
+
+RESULTS = "sweep.json"
+CHOSEN_BY = ("auc", "accuracy", "recall@10", "loss")  # the first that there is, if not said
+
+
+@dataclass
+class Setting:
+    algorithm: str
+    keys: Mapping[str, Any]
+    outcome: Outcome
+
+    @property
+    def name(self) -> str:
+        return f"{self.algorithm}, " + ", ".join(f"{k} = {v}" for k, v in self.keys.items())
+
+
+def grid(over: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    return [dict(zip(over, values, strict=True)) for values in itertools.product(*over.values())]
+
+
+def folder_name(keys: Mapping[str, Any]) -> str:
+    return re.sub(r"[^\w.=,+@-]", "_", ",".join(f"{k}={v}" for k, v in keys.items()))
+
+
+def planned_trials(
+    task: str, algorithms: Sequence[str], over: Mapping[str, Sequence[Any]], trials: int, seed: int,
+    given: Mapping[str, Any], **more: Any,
+) -> list[Trial]:  # fmt: skip
+    """Seeds are the same for every setting, so that the settings are compared on the same
+    cohorts. Trial by trial: after a part of them all settings are known a little."""
+    found = []
+    for k in range(trials):
+        for algorithm in algorithms:
+            for keys in grid(over):
+                name = folder_name(keys)
+                found.append(
+                    Trial(
+                        task, algorithm, f"{algorithm}/{name}/seed{seed + k}",
+                        f"{algorithm} {name} {k + 1}/{trials}",
+                        keys={**given, **keys, "seed": seed + k}, **more,
+                    )
+                )  # fmt: skip
+    return found
+
+
+def settings(ended: Sequence[Done], over: Mapping[str, Sequence[Any]]) -> list[Setting]:
+    found: dict[tuple, Setting] = {}
+    for done in ended:
+        keys = {k: done.trial.keys[k] for k in over}
+        place = (done.trial.algorithm, *keys.values())
+        if place not in found:
+            found[place] = Setting(done.trial.algorithm, keys, Outcome(done.trial.algorithm))
+        found[place].outcome.add(done)
+    return list(found.values())
+
+
+@dataclass
+class Choice:
+    metric: str  # the key that decided
+    validated: bool  # by validation data, or by the test data itself
+    best: Setting | None  # None: all diverged
+
+
+def choose(found: Sequence[Setting], by: str | None) -> Choice:
+    """The best mean at the end. A setting of which a trial diverged or failed is none."""
+    keys = {k for s in found for t in s.outcome.trials if t for k in t[-1]}
+    prefix = "valid/" if any(k.startswith("valid/") for k in keys) else "eval/"
+    wanted = [by.removeprefix("valid/").removeprefix("eval/")] if by else CHOSEN_BY
+    metric = next((prefix + m for m in wanted if prefix + m in keys), None)
+    if metric is None:
+        if not keys:
+            return Choice(prefix + wanted[0], prefix == "valid/", None)
+        known = sorted(k.removeprefix(prefix) for k in keys if k.startswith(prefix))
+        raise MixflError(f"--by {by}: no such metric. There are: {', '.join(known) or 'none'}.")
+    good = [s for s in found if not s.outcome.diverged and not s.outcome.failed]
+    whole = [s for s in good if len(s.outcome.final(metric))]
+    sign = -1 if lower_is_better(metric) else 1
+    best = max(whole, key=lambda s: sign * s.outcome.final(metric).mean(), default=None)
+    return Choice(metric, prefix == "valid/", best)
+
+
+def lower_is_better(metric: str) -> bool:
+    return metric.rsplit("/", 1)[-1] in ("loss", "hinge", "spreadout", "error")
+
+
+def table(found: Sequence[Setting], choice: Choice) -> tuple[list[str], list[list[str]]]:
+    tested = shown_metrics([s.outcome for s in found])
+    metrics = ([choice.metric] if choice.validated else []) + tested
+    header = [
+        "setting",
+        *(m.replace("eval/", "test ").replace("valid/", "valid ") for m in metrics),
+    ]
+    rows = [
+        [("* " if s is choice.best else "  ") + s.name, *(s.outcome.cell(m) for m in metrics)]
+        for s in found
+    ]
+    return header, rows
+
+
+def verdict(found: Sequence[Setting], choice: Choice) -> list[str]:
+    if choice.best is None:
+        if any(s.outcome.failed for s in found):
+            return ["No setting was finished and finite in all trials."]
+        return ["No setting was finite in all trials: lower client_lr."]
+    on = "validation data" if choice.validated else "the test data itself (there is no other)"
+    best = choice.best
+    tested = shown_metrics([best.outcome])
+    figures = ", ".join(f"{m.removeprefix('eval/')} {best.outcome.cell(m)}" for m in tested)
+    return [f"* chosen on {on}, by {choice.metric}: {best.name}", f"  on test data: {figures}"]
+
+
+def save(found: Sequence[Setting], choice: Choice, out: Path) -> None:
+    rows = []
+    for s in found:
+        ends = [t[-1] for t in s.outcome.trials if t]
+        metrics = sorted({k for end in ends for k in end if k.startswith(("eval/", "valid/"))})
+        values = {m: s.outcome.final(m) for m in metrics}
+        rows.append({
+            "algorithm": s.algorithm, "keys": dict(s.keys), "trials": len(s.outcome.trials),
+            "diverged_at": s.outcome.diverged, "failed": s.outcome.failed,
+            "chosen": s is choice.best,
+            "metrics": {
+                m: {"mean": float(v.mean()), "half_width_95": none_if_nan(half_width(v))}
+                for m, v in values.items() if len(v)
+            },
+        })  # fmt: skip
+    content = {"chosen_by": choice.metric, "settings": rows}
+    write_whole(out / RESULTS, (json.dumps(content, indent=1) + "\n").encode())
+
+
+def none_if_nan(value: float) -> float | None:
+    return None if np.isnan(value) else value

@@ -1,0 +1,274 @@
+"""Many runs, spread over the cores, each in a folder of its own.
+
+The folders are the results: a run that has finished, or diverged, is never made again; one that
+was interrupted goes on from its checkpoint. A run's folder is locked while it is written to, so
+that several commands may work on the same results.
+
+Every core has a process of its own (worker.py), which makes one run after the other. A run whose
+process dies, or makes no progress, is tried once more, alone, when the others are over; if that
+fails too, it is recorded as failed.
+`benchmarks/trials.py` compares this with all cores for one run and with several runs compiled into
+one program.
+"""
+
+import collections
+import contextlib
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import mixfl
+from mixfl.errors import Interrupted, MixflError
+from mixfl.runs.folder import differences, read_metrics, read_status, say_failed
+from mixfl.settings import KEYS
+from mixfl.studies.progress import Board
+from mixfl.studies.worker_process import HUNG_SECONDS, Worker
+from mixfl.tasks import read_toml
+
+OVER = ("finished", "diverged")  # nothing is left to do
+BUSY_SECONDS = 1.0  # until a run that another command is making is looked at again
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A run to be made, in plain values: they are handed to another process."""
+
+    task: str
+    algorithm: str
+    folder: str  # relative to the results' folder
+    label: str
+    preset: str | None = None
+    data: str | None = None
+    keys: Mapping[str, Any] = field(default_factory=dict)
+    track: str | None = None
+
+    def wanted(self) -> dict[str, Any]:
+        """What its config.toml must say, as far as it can be told without the data."""
+        from mixfl.runs.plan import chosen_keys  # needs JAX; the processes are begun before
+
+        found = chosen_keys(self.task, self.algorithm, self.preset, {}, self.keys)
+        head = {"task": self.task, "algorithm": self.algorithm, "version": mixfl.__version__}
+        if ".py" in self.task:
+            head["task"] = os.path.abspath(self.task)
+        if self.preset is not None:
+            head["preset"] = self.preset
+        if self.data is not None:
+            head["data"] = os.path.abspath(self.data)
+        return head | {k: v for k, v in found.items() if v not in ("auto", None)}
+
+    def rounds(self) -> int:
+        return self.wanted().get("rounds", KEYS["rounds"].default)
+
+
+@dataclass(frozen=True)
+class Done:
+    """How a trial ended."""
+
+    trial: Trial
+    folder: Path
+    status: str
+    round: int
+    reason: str = ""  # for which it failed
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        return read_metrics(self.folder)
+
+
+def done(trial: Trial, out: Path) -> Done | None:
+    """How it ended, if it is over. Another run in its folder is an error."""
+    folder = out / trial.folder
+    status = read_status(folder)
+    if status.get("status") not in OVER or not (folder / "config.toml").is_file():
+        return None
+    config = read_toml(folder / "config.toml")
+    wanted = {k: v for k, v in trial.wanted().items() if k in config or k in ("preset", "data")}
+    changed = differences({k: config.get(k) for k in wanted}, wanted)
+    if config.get("version") != mixfl.__version__:
+        changed.append(f"version was {config.get('version')}, now {mixfl.__version__}")
+    if changed:
+        raise MixflError(
+            f"{folder} holds another run ({'; '.join(changed)}): choose another --out."
+        )
+    return Done(trial, folder, status["status"], int(status.get("round", 0)))
+
+
+def check_failed(ended: Sequence[Done]) -> None:
+    """An error that names the trials that failed, if there are any."""
+    failed = [d for d in ended if d.status == "failed"]
+    if failed:
+        which = "; ".join(f"{d.trial.label}: {d.reason}" for d in failed)
+        raise MixflError(
+            f"{len(failed)} of {len(ended)} runs failed ({which}). The others are made; the same "
+            "command with --resume tries these again. Short of memory? Try --jobs 1."
+        )
+
+
+def make(
+    trials: Sequence[Trial], out: Path, jobs: int, board: Board, resume: bool = True,
+    hung: float = HUNG_SECONDS,
+) -> list[Done]:  # fmt: skip
+    """Makes the trials that are not over yet; returns how all ended, in their order."""
+    with Crew(jobs, hung) as crew:
+        return crew.make(trials, out, board, resume)
+
+
+class Crew:
+    """The processes, a thread for each. They begin to import JAX at once, while what they shall do
+    is being checked. One that makes no progress for `hung` seconds is ended; 0: none is."""
+
+    def __init__(self, jobs: int, hung: float = HUNG_SECONDS):
+        cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+        # As many as cores, a core for each; otherwise they share them.
+        pinned = jobs == len(cores) and jobs > 1
+        self.workers = [Worker(cores[i] if pinned else None, jobs > 1, hung) for i in range(jobs)]
+
+    def __enter__(self) -> "Crew":
+        return self
+
+    def __exit__(self, *error) -> None:
+        for worker in self.workers:
+            worker.close()
+
+    def make(
+        self, trials: Sequence[Trial], out: Path, board: Board, resume: bool = True
+    ) -> list[Done]:
+        begun = next((t for t in trials if (out / t.folder / "config.toml").exists()), None)
+        if begun is not None and not resume:
+            raise MixflError(
+                f"{out / begun.folder} holds a run already: --resume to go on, or choose another "
+                "--out."
+            )
+        self.out, self.board = out, board
+        self.found = {t.folder: done(t, out) for t in trials}
+        self.left = collections.deque(t for t in trials if self.found[t.folder] is None)
+        self.again: collections.deque[Trial] = collections.deque()  # alone, at the end
+        self.lock = threading.Lock()
+        self.error: Exception | None = None
+        self.stopping = self.last_time = False
+        board.begin(list(self.left), len(trials), min(len(self.workers), max(len(self.left), 1)))
+        try:
+            self._work()
+        finally:
+            board.end()
+        return [self.found[t.folder] for t in trials]  # type: ignore[misc]
+
+    def _work(self) -> None:
+        threads = [
+            threading.Thread(target=self._guarded, args=(i, w), daemon=True)
+            for i, w in enumerate(self.workers[: len(self.left)])
+        ]
+        with self._interrupts():
+            finish(threads)
+            if self.again and not self.stopping:
+                self._once_more()
+        if self.error is not None:
+            raise self.error
+        if self.stopping:
+            raise Interrupted(
+                f"stopped; {sum(d is not None for d in self.found.values())} of {len(self.found)} "
+                f"runs are over, the others are saved in {self.out}. The same command with "
+                "--resume goes on."
+            )
+
+    def _once_more(self) -> None:
+        """What failed is tried by one process, with all memory for itself."""
+        for worker in self.workers[1:]:
+            worker.close()
+        self.left, self.again = self.again, collections.deque()
+        self.last_time = True
+        finish([threading.Thread(target=self._guarded, args=(0, self.workers[0]), daemon=True)])
+
+    @contextlib.contextmanager
+    def _interrupts(self):
+        """Ctrl-C and SIGTERM: the workers save and stop; a second one stops at once."""
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def handler(number, frame):
+            if self.stopping:
+                for worker in self.workers:
+                    worker.process.kill()
+                raise KeyboardInterrupt
+            self.stopping = True
+            self.board.note("stopping: runs under way are saved; Ctrl-C again stops at once")
+            for worker in self.workers:
+                worker.interrupt()
+
+        before = {n: signal.signal(n, handler) for n in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, old in before.items():
+                signal.signal(number, old)
+
+    def _guarded(self, index: int, worker: "Worker") -> None:
+        try:
+            self._loop(index, worker)
+        except Exception as error:  # raised by `_work`
+            self.error = self.error or error
+            self.stopping = True
+            for other in self.workers:
+                other.interrupt()
+
+    def _loop(self, index: int, worker: "Worker") -> None:
+        while not self.stopping:
+            with self.lock:
+                if not self.left:
+                    return
+                trial = self.left.popleft()
+            ended = done(trial, self.out)  # another command may have made it meanwhile
+            if ended is None:
+                tell = partial(self.board.running, index, trial)
+                tell(0)
+                answer = worker.run(trial, self.out, tell, self.board.note)
+                if answer.get("busy"):
+                    time.sleep(BUSY_SECONDS)
+                    with self.lock:
+                        self.left.append(trial)
+                    continue
+                if self.stopping and {"error", "died"} & answer.keys():  # interrupted, and saved
+                    return
+                if "died" in answer:
+                    worker.replace()
+                    self._died(trial, answer["died"])
+                    continue
+                if "error" in answer:
+                    raise MixflError(f"{trial.label}: {answer['error']}")
+                ended = done(trial, self.out)
+                if ended is None:
+                    raise MixflError(f"{self.out / trial.folder} is not what {trial.label} wrote.")
+                shutil.rmtree(ended.folder / "checkpoints", ignore_errors=True)
+            self._over(ended)
+
+    def _died(self, trial: Trial, reason: str) -> None:
+        if not self.last_time:
+            self.board.note(f"{trial.label}: {reason}: it is tried again, alone, at the end")
+            with self.lock:
+                self.again.append(trial)
+            return
+        folder = self.out / trial.folder
+        say_failed(folder, reason)
+        round = read_status(folder).get("round", 0)
+        self._over(Done(trial, folder, "failed", round, reason))
+
+    def _over(self, ended: Done) -> None:
+        with self.lock:
+            self.found[ended.trial.folder] = ended
+            self.board.over(ended)
+
+
+def finish(threads: Sequence[threading.Thread]) -> None:
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        while thread.is_alive():  # signals are handled meanwhile
+            thread.join(0.2)

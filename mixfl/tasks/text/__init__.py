@@ -1,0 +1,189 @@
+"""Next-character prediction: people's posts stay with them, the datacenter has articles.
+
+Federated: sequences of characters by client; central: those of articles. The model is a GRU; it
+is judged on clients and articles that it was not trained on.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mixfl.data.examples import ClientData, Examples
+from mixfl.data.split import held_out_clients
+from mixfl.data.synthetic.text import texts
+from mixfl.errors import MixflError, unknown
+from mixfl.problem import Central, Federated, Problem
+from mixfl.tasks import key
+from mixfl.tasks.chunks import over_chunks
+from mixfl.tasks.options import VALIDATION_HELP, check, check_flags, set_aside
+from mixfl.tasks.text import char_model
+from mixfl.tasks.text.vocabulary import FILE, TFF, UNKNOWN, Vocabulary
+
+VOCABULARIES = ("central", "tff")
+WEIGHTS = {"federated": 0.73, "central": 0.27}  # the paper's, in training and in the mixture
+EVAL_CHUNK = 250
+
+
+@dataclass(frozen=True)
+class Options:
+    embedding: int = key(64, "numbers in the embedding of a character")
+    hidden: int = key(64, "units of the GRU")
+    embedding_scale: float = key(1.0, "the embedding begins uniform between -this and this")
+    vocabulary: str = key("central", "characters of the central data; or tff: TFF's 86")
+    vocabulary_size: int = key(100, "characters of the central data at most")
+    held_out: float = key(0.1, "part of the clients and articles that is for evaluation")
+    validation: bool = key(False, VALIDATION_HELP)
+    eval_sequences: int = key(1000, "sequences of each split that are evaluated at most")
+    clients: int = key(250, "synthetic clients, held-out ones included")
+    per_client: int = key(80, "sequences per synthetic client")
+    articles: int = key(8000, "sequences of the synthetic central data")
+    length: int = key(100, "characters of a synthetic sequence")
+    difficulty: float = key(0.5, "of the synthetic text, 0 to 1")
+    data_seed: int = key(0, "seed of the synthetic text and of what is held out and evaluated")
+
+    def __post_init__(self):
+        if self.vocabulary not in VOCABULARIES:
+            raise unknown("value of vocabulary", self.vocabulary, VOCABULARIES)
+        check(
+            self, int, embedding=(1, 65536), hidden=(1, 65536), vocabulary_size=(1, 30000),
+            eval_sequences=(1, 10**9), clients=(2, 10**6), per_client=(1, 10**6),
+            articles=(2, 10**8), length=(1, 10**6), data_seed=(0, 2**63),
+        )  # fmt: skip
+        check(self, float, embedding_scale=(0, 100), difficulty=(0, 1), held_out=(0, 1))
+        check_flags(self, "validation")
+
+
+def problem(options: Options = Options(), data: Path | None = None) -> Problem:  # noqa: B008
+    """From a folder with the stores `federated` and `central`, or synthetic text."""
+    o = options
+    parts = _synthetic(o) if data is None else _opened(data, o)
+    train = {name: part[0] for name, part in parts.items()}
+    test = {name: part[1].examples for name, part in parts.items()}
+    validation = None
+    if o.validation:
+        divided = {name: set_aside(part, o.data_seed) for name, part in train.items()}
+        train = {name: part[0] for name, part in divided.items()}
+        validation = {name: part[1].examples for name, part in divided.items()}
+    vocabulary = Vocabulary(tuple(TFF))
+    if o.vocabulary == "central":  # the clients' text can't be read
+        vocabulary = Vocabulary.of(train["central"].examples, o.vocabulary_size, o.data_seed)
+    loss = partial(char_model.loss, table=vocabulary.table)
+    judge = partial(Evaluation, vocabulary=vocabulary, most=o.eval_sequences, seed=o.data_seed)
+    return Problem(
+        init=partial(
+            char_model.init, vocabulary=len(vocabulary), embedding=o.embedding, hidden=o.hidden,
+            embedding_scale=o.embedding_scale,
+        ),
+        terms=[
+            Federated(loss, train["federated"], weight=WEIGHTS["federated"]),
+            Central(loss, train["central"].examples, weight=WEIGHTS["central"]),
+        ],
+        evaluate=judge(test),
+        validate=judge(validation) if validation else None,
+        name="text",
+        files={FILE: vocabulary.to_json()},
+    )  # fmt: skip
+
+
+def _synthetic(o: Options) -> dict[str, tuple[ClientData, ClientData]]:
+    drawn = texts(
+        o.clients, o.per_client, o.articles, length=o.length, difficulty=o.difficulty,
+        seed=o.data_seed,
+    )  # fmt: skip
+    stores = [ClientData.from_arrays({"text": d["text"]}, client=d["client"]) for d in drawn]
+    return {name: _divided(s, o, name) for name, s in zip(WEIGHTS, stores, strict=True)}
+
+
+def _opened(folder: Path, o: Options) -> dict[str, tuple[ClientData, ClientData]]:
+    """Training and evaluation data of both kinds; prepared with --split, they are apart already."""
+    parts = {}
+    for name in WEIGHTS:
+        path = folder / name
+        if (path / "train").is_dir() and (path / "test").is_dir():
+            parts[name] = (_store(path / "train"), _store(path / "test"))
+        elif path.is_dir():
+            parts[name] = _divided(_store(path), o, name)
+        else:
+            raise MixflError(
+                f"{folder} has no folder '{name}': the text task needs the client stores "
+                f"{folder}/federated and {folder}/central. Make them with `mixfl data prepare` "
+                "(docs/text.md)."
+            )
+    return parts
+
+
+def _store(path: Path) -> ClientData:
+    people = ClientData.open(path)
+    column = people.examples.columns.get("text")
+    if column is None:
+        found = ", ".join(people.examples.columns)
+        raise MixflError(f"{path} has no column 'text' of the text task (it has {found}).")
+    if column.dtype.kind not in "iu" or len(column.shape) != 1 or column.shape[0] < 2:
+        raise MixflError(
+            f"{path}: the column 'text' has {column.dtype} {list(column.shape)} per example, "
+            "expected at least two code points as whole numbers. Prepare it with one of the text "
+            "formats (docs/data.md)."
+        )
+    return ClientData(
+        Examples({"text": column}, people.examples.rows), people.offsets, people.ids, people.dropped
+    )
+
+
+def _divided(people: ClientData, o: Options, name: str) -> tuple[ClientData, ClientData]:
+    try:
+        test = held_out_clients(len(people), o.held_out, o.data_seed)
+    except MixflError as error:
+        raise MixflError(f"{name}: {error}") from None
+    return people.select(np.flatnonzero(~test)), people.select(np.flatnonzero(test))
+
+
+class Evaluation:
+    """Accuracy and loss per character on each split, and on the mixture of both.
+
+    An unknown character is a class of its own in the loss; no prediction of it is accurate.
+    """
+
+    def __init__(self, splits: dict[str, Examples], vocabulary: Vocabulary, most: int, seed: int):
+        self.splits = {}
+        for name, examples in splits.items():
+            rng = np.random.default_rng(seed)
+            n = len(examples)
+            rows = rng.choice(n, min(n, most), replace=False, shuffle=False)
+            self.splits[name] = examples.subset(np.sort(rows))
+        self.sums = jax.jit(partial(sums, table=vocabulary.table))
+
+    def __call__(self, params) -> dict[str, float]:
+        found: dict[str, float] = {"loss": 0.0, "accuracy": 0.0}
+        for name, examples in self.splits.items():
+            loss, right, count = self._total(params, examples)
+            for metric, value in (("loss", loss / count), ("accuracy", right / count)):
+                found[f"{name}/{metric}"] = value
+                found[metric] += WEIGHTS[name] / sum(WEIGHTS.values()) * value
+        return found
+
+    def _total(self, params, examples: Examples) -> np.ndarray:
+        n = len(examples)
+
+        def chunk(rows):
+            text = examples.take(np.minimum(rows, n - 1))["text"]
+            text[rows >= n] = 0
+            return np.asarray(self.sums(params, text), np.float64)
+
+        return sum(over_chunks(chunk, n, EVAL_CHUNK), np.zeros(3))
+
+
+def sums(params, text, table):
+    """Of a chunk of sequences: total loss, characters predicted rightly, characters."""
+    ids = char_model.encoded(text, table)
+    z, losses = char_model.cross_entropies(params, ids)
+    targets = ids[1:]
+    own = jnp.take_along_axis(z, targets[..., None], -1)
+    best = z.max(-1, keepdims=True)
+    # Of several that are best, one is drawn by lot. (argmax takes as long as the rest but the GRU.)
+    chance = jnp.where(own == best, 1 / (z == best).sum(-1, keepdims=True), 0)[..., 0]
+    right = jnp.where(targets > UNKNOWN, chance, 0)
+    return jnp.stack([losses.sum(), right.sum(), (targets > 0).sum()])

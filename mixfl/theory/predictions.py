@@ -1,0 +1,216 @@
+"""What an algorithm does on a problem in small: the expected course, without chance.
+
+A round is an affine map of the model (and, in 2-way, of the terms' last gradients) plus noise of a
+known covariance. So mean and covariance of the model after each round follow, and with them the
+expected error f - f*.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from mixfl.theory.quadratic import Small, SmallTerm
+
+ALGORITHMS = ("pt", "1wgt", "2wgt")
+HORIZON = 2000
+NEARLY, MARGIN = 1.08, 0.8
+KEPT = 10  # rounds for which an error must stay below the target
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The paper's settings. `central` is the number of central examples in a round: in PT and
+    2-way they are cut into J batches, in 1-way they are one batch."""
+
+    S: int
+    K: int
+    J: int
+    client_batch: int
+    central: int
+    eta_s: float = 1.0
+    eta_m: float | None = None  # None: 1, for 2-way 1 / terms
+    clients: int = 1 << 30  # of the population: a cohort of all of them has no chance in it
+
+    def changed(self, **changes) -> "Setup":
+        return dataclasses.replace(self, **changes)
+
+
+class Local(NamedTuple):
+    """A term's steps from z along its gradient plus an augmenting one a:
+    Delta = (power - 1) z - push (gradient + a) + noise."""
+
+    power: np.ndarray  # A^n, A = 1 - eta H
+    push: np.ndarray  # eta (1 + A + ... + A^(n-1))
+    noise: np.ndarray  # covariance
+    rate: float  # eta n
+
+
+def local(term: SmallTerm, setup: Setup, eta: float) -> Local:
+    values, vectors = np.linalg.eigh(term.hessian)
+    federated = term.federated
+    n = setup.K if federated else setup.J
+    eta = eta if federated else eta * setup.eta_s
+    factors = (1 - eta * values)[None] ** np.arange(n)[:, None]  # [n, r]
+    sums = factors.sum(0)
+    push = eta * (vectors * sums) @ vectors.T
+    size = setup.client_batch if federated else max(setup.central / setup.J, 1.0)
+    turned = vectors.T @ (term.v / size) @ vectors
+    noise = eta**2 * vectors @ (turned * (factors.T @ factors)) @ vectors.T
+    if federated:
+        left = max(setup.clients - setup.S, 0) / max(setup.clients - 1, 1)
+        noise = left * (noise + push @ term.between @ push) / setup.S
+    return Local((vectors * (1 - eta * values) ** n) @ vectors.T, push, noise, eta * n)
+
+
+def total(parts: Iterable[np.ndarray]) -> np.ndarray:
+    return np.sum(list(parts), axis=0)
+
+
+class Course(NamedTuple):
+    """y' = map y + shift + noise, with the model first in y."""
+
+    map: np.ndarray
+    shift: np.ndarray
+    noise: np.ndarray
+
+
+def course(small: Small, algorithm: str, setup: Setup, eta: float) -> Course:
+    """Of one round."""
+    return {"pt": parallel, "1wgt": one_way, "2wgt": two_way}[algorithm](small, setup, eta)
+
+
+def parallel(small: Small, setup: Setup, eta: float) -> Course:
+    eta_m = 1.0 if setup.eta_m is None else setup.eta_m
+    one = np.eye(len(small.gradient))
+    steps = [(local(t, setup, eta), setup.eta_s if t.federated else 1.0, t) for t in small.terms]
+    return Course(
+        one + eta_m * total(s * (d.power - one) for d, s, _ in steps),
+        -eta_m * total(s * d.push @ t.gradient for d, s, t in steps),
+        eta_m**2 * total(s**2 * d.noise for d, s, _ in steps),
+    )
+
+
+def one_way(small: Small, setup: Setup, eta: float) -> Course:
+    one = np.eye(len(small.gradient))
+    populations = [t for t in small.terms if t.federated]
+    server = [t for t in small.terms if not t.federated]
+    steps = [(local(t, setup, eta), t) for t in populations]
+    bend, slope = total(t.hessian for t in server), total(t.gradient for t in server)
+    weight = sum(t.weight for t in populations)
+    push = setup.eta_s * total(t.weight / weight * d.push for d, t in steps)
+    noise = push @ total(t.v / setup.central for t in server) @ push
+    return Course(
+        one + setup.eta_s * total(d.power - one for d, _ in steps) - push @ bend,
+        -setup.eta_s * total(d.push @ t.gradient for d, t in steps) - push @ slope,
+        noise + setup.eta_s**2 * total(d.noise for d, _ in steps),
+    )
+
+
+def two_way(small: Small, setup: Setup, eta: float) -> Course:
+    m, r = len(small.terms), len(small.gradient)
+    eta_m = 1 / m if setup.eta_m is None else setup.eta_m
+    one, size = np.eye(r), (m + 1) * r
+    at = [slice((j + 1) * r, (j + 2) * r) for j in range(m)]  # of the terms' last gradients
+    x = slice(0, r)
+    map_, shift, noise = np.zeros((size, size)), np.zeros(size), np.zeros((size, size))
+    map_[x, x] = one
+    for j, term in enumerate(small.terms):
+        d = local(term, setup, eta)
+        merge = eta_m * (setup.eta_s if term.federated else 1.0)
+        map_[x, x] += merge * (d.power - one)
+        shift[x] -= merge * d.push @ term.gradient
+        map_[at[j], x] = (one - d.power) / d.rate
+        shift[at[j]] = d.push @ term.gradient / d.rate
+        for other in range(m):
+            if other != j:
+                map_[x, at[other]] -= merge * d.push
+                map_[at[j], at[other]] = d.push / d.rate - one
+        into = np.zeros((size, r))
+        into[x], into[at[j]] = merge * one, -one / d.rate
+        noise += into @ d.noise @ into.T
+    return Course(map_, shift, noise)
+
+
+def errors(small: Small, found: Course, rounds: int):
+    """The expected f - f* after 0, 1, ... rounds."""
+    r = len(small.gradient)
+    hessian, best = small.hessian, optimum(small)
+    mean, cov = np.zeros(len(found.shift)), np.zeros_like(found.noise)
+    mean[:r] = small.start
+    for _ in range(rounds + 1):
+        off = mean[:r] - best
+        yield 0.5 * (off @ hessian @ off + np.sum(hessian * cov[:r, :r]))
+        mean = found.map @ mean + found.shift
+        cov = found.map @ cov @ found.map.T + found.noise
+
+
+def optimum(small: Small) -> np.ndarray:
+    return -np.linalg.pinv(small.hessian, rcond=1e-6, hermitian=True) @ small.gradient
+
+
+def rounds_to(
+    small: Small, algorithm: str, setup: Setup, eta: float, target: float, horizon: int = HORIZON
+) -> float:
+    """The first round from which on the expected error stays at most `target` of the first one, for
+    ten rounds at least; inf if there is none. Between two rounds by the logarithm of the error."""
+    goal, since, before, at = math.inf, math.inf, math.nan, math.nan
+    with np.errstate(over="ignore", invalid="ignore"):
+        courses = errors(small, course(small, algorithm, setup, eta), horizon + KEPT)
+        for t, error in enumerate(courses):
+            goal = target * error if t == 0 else goal
+            if error > goal:
+                since, before = math.inf, error
+            elif since == math.inf:
+                since, at = t, error
+            if t - since >= KEPT:
+                part = math.log(goal / max(at, 1e-300)) / math.log(before / max(at, 1e-300))
+                return since - part
+            if not error < 1e6 * goal / target:
+                return math.inf
+    return math.inf
+
+
+class Prediction(NamedTuple):
+    algorithm: str
+    rounds: float
+    eta: float
+
+
+def steps(small: Small, setup: Setup, ratio: float = 2**0.5, below: int = 16, above: int = 14):
+    """Client learning rates to try, about the one whose effective step is 1 / beta."""
+    beta = float(np.linalg.eigvalsh(small.hessian)[-1])
+    middle = 1 / (max(beta, 1e-30) * setup.K * setup.eta_s)
+    return [middle * ratio**i for i in range(-below, above + 1)]
+
+
+def best(
+    small: Small, algorithm: str, setup: Setup, target: float, horizon: int = HORIZON
+) -> Prediction:
+    """With the smallest learning rate that needs about the fewest rounds to a bit below the target:
+    a step that is too long for the noise never gets there, too short a one only takes longer."""
+    tried = []
+    fewest = float(horizon)
+    for eta in steps(small, setup):
+        # No need to follow a worse one further.
+        n = rounds_to(small, algorithm, setup, eta, MARGIN * target, int(NEARLY * fewest) + 1)
+        tried.append(Prediction(algorithm, n, eta))
+        fewest = min(fewest, n)
+    good = [p for p in tried if p.rounds <= NEARLY * fewest]
+    if not good:
+        return Prediction(algorithm, np.inf, np.nan)
+    eta = good[0].eta
+    return Prediction(algorithm, rounds_to(small, algorithm, setup, eta, target, horizon), eta)
+
+
+def limited_by_noise(small: Small, algorithm: str, setup: Setup, eta: float, target: float) -> bool:
+    """Whether steps of this length stay away from the aim though they are stable."""
+    found = course(small, algorithm, setup, eta)
+    if np.abs(np.linalg.eigvals(found.map)).max() >= 1:
+        return False
+    *_, last = errors(small, found, 300)
+    first = next(errors(small, found, 0))
+    return bool(last > target * first)

@@ -1,0 +1,259 @@
+"""Low-rank first layers give what the plain way gives, and what the reference says."""
+
+import dataclasses
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import reference
+from problems import DIM, examples, flat, reference_round, settings
+
+import mixfl
+from mixfl.algorithms import ALGORITHMS
+from mixfl.engine import Simulator
+from mixfl.engine.summing import group_size
+from mixfl.forms import low_rank as lowrank
+
+WIDTH = 4
+MIXED = ("fedavg", "pt", "1wgt", "2wgt", "pretrain")
+
+
+def network(params, batch):
+    """A hidden layer on the raw inputs; per-example logistic loss, y in {-1, 1}."""
+    hidden = jnp.tanh(batch["x"] @ params["hidden"]["w"] + params["hidden"]["b"])
+    return jnp.logaddexp(0.0, -batch["y"] * (hidden @ params["out"]))
+
+
+def numpy_network(x, batch):
+    """The same in NumPy: losses [n] and the gradient of their mean; x = ravel(b, w, out)."""
+    b, w, out = np.split(x, [WIDTH, WIDTH + DIM * WIDTH])
+    inputs, y = batch["x"].astype(float), batch["y"].astype(float)
+    hidden = np.tanh(inputs @ w.reshape(DIM, WIDTH) + b)
+    margin = y * (hidden @ out)
+    slope = -y / (1 + np.exp(margin)) / len(y)
+    d_z = slope[:, None] * out * (1 - hidden**2)
+    return np.logaddexp(0, -margin), np.concatenate(
+        [d_z.sum(0), (inputs.T @ d_z).ravel(), hidden.T @ slope]
+    )
+
+
+def init(key):
+    first, second = jax.random.split(key)
+    return {
+        "hidden": {
+            "b": jnp.zeros(WIDTH), "w": 0.5 * jax.random.normal(first, (DIM, WIDTH))
+        },
+        "out": jax.random.normal(second, (WIDTH,)),
+    }  # fmt: skip
+
+
+def people(seed=1, sizes=(1, 3, 4, 5, 8, 9, 12, 2)):
+    data = examples(seed, sum(sizes), 0.3)
+    return mixfl.ClientData.from_arrays(data, client=np.repeat(np.arange(len(sizes)), sizes))
+
+
+def problem(loss=network, start=init, **more):
+    return mixfl.Problem(
+        start,
+        [
+            mixfl.Federated(loss, people(), 0.7, **more),
+            mixfl.Central(loss, examples(2, 40, -0.5), 0.4),
+        ],
+    )
+
+
+def trained(p, name, s):
+    simulator = Simulator(p, ALGORITHMS[name].build(p, s), s)
+    *_, last = simulator.rounds(simulator.init(), 0, s.rounds)
+    return simulator, last
+
+
+def agree(p, name, s, tolerance=1e-5):
+    """Low-rank and plain; returns the first's simulator and last result."""
+    low, found = trained(p, name, dataclasses.replace(s, first_layer="low-rank"))
+    plain, expected = trained(p, name, dataclasses.replace(s, first_layer="plain"))
+    assert low.low_rank
+    assert not plain.low_rank
+    for a, b in zip(*map(jax.tree.leaves, (found.state, expected.state)), strict=True):
+        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance * np.abs(b).max())
+    for key in expected.info:
+        np.testing.assert_allclose(found.info[key], expected.info[key], rtol=1e-4)
+    return low, found
+
+
+@pytest.mark.parametrize("name", MIXED)
+@pytest.mark.parametrize("steps", [1, 3])
+def test_it_follows_the_reference(name, steps):
+    p = problem()
+    s = settings(local_steps=steps, first_layer="low-rank", pretrain_rounds=2)
+    simulator, last = trained(p, name, s)
+    rounds = [reference_round(simulator.feeder, simulator.at(t), t, s) for t in range(s.rounds)]
+    terms = [
+        reference.Term(type(t).__name__.lower(), numpy_network, t.weight) for t in p.terms
+    ]  # fmt: skip
+    x0 = flat(p.init(jax.random.key(s.seed)))
+    wanted = reference.train(
+        name, terms, x0, reference.Settings(s.client_lr, pretrain_rounds=2), rounds
+    )
+    assert simulator.low_rank == {"federated": ["hidden/w"]}
+    np.testing.assert_allclose(flat(last.state.x), wanted[-1], rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["2wgt"])
+@pytest.mark.parametrize(
+    "variant",
+    [
+        {"weighting": "uniform"},
+        {"weighting": "steps", "server_opt": "adam", "server_lr": 0.05},
+        {"cohort_chunk": 2},
+        {"devices": 2, "cohort_size": 6},
+        {"client_batch": 1, "local_steps": 12},
+    ],
+    ids=str,
+)
+def test_low_rank_is_plain(name, variant):
+    simulator, _ = agree(problem(), name, settings(rounds=4, **variant), tolerance=1e-4)
+    assert simulator.low_rank == {"federated": ["hidden/w"]}
+
+
+def test_a_large_rest_is_scanned(monkeypatch):
+    monkeypatch.setattr("mixfl.engine.summing.SMALL_MODEL", 0)
+    simulator, last = agree(problem(), "2wgt", settings(rounds=4), tolerance=1e-4)
+    clients = next(iter(simulator.feeder.pieces(simulator.at(0), 0))).clients[0]
+    assert group_size(len(clients.batches.mask), last.state.x, clients.rows) == 1
+
+
+def turned(params, batch):
+    """Weights [width, inputs], as Equinox has them, applied example by example."""
+    hidden = jax.vmap(lambda x: jnp.tanh(params["w"] @ x))(batch["x"])
+    return jnp.logaddexp(0.0, -batch["y"] * hidden.sum(1))
+
+
+def in_jit(params, batch):
+    @jax.jit
+    def hidden(w, x):
+        return jnp.tanh(jax.lax.dot_general(2 * x - 1, w, (((1,), (1,)), ((), ()))))
+
+    return jnp.logaddexp(0.0, -batch["y"] * hidden(params["w"], batch["x"]).sum(1))
+
+
+@pytest.mark.parametrize("loss", [turned, in_jit])
+def test_it_is_found_however_it_is_written(loss):
+    start = lambda key: {"w": jax.random.normal(key, (WIDTH, DIM))}  # noqa: E731
+    simulator, _ = agree(problem(loss, start), "1wgt", settings(rounds=3))
+    assert simulator.low_rank == {"federated": ["w"]}
+
+
+def test_it_is_found_in_flax():
+    model = nn.Sequential([nn.Dense(WIDTH), nn.relu, nn.Dense(1)])
+
+    def loss(params, batch):
+        return jnp.logaddexp(0.0, -batch["y"] * model.apply(params, batch["x"])[:, 0])
+
+    p = problem(loss, lambda key: model.init(key, jnp.zeros((1, DIM))))
+    simulator, _ = agree(p, "pt", settings(rounds=3))
+    assert simulator.low_rank == {"federated": ["params/layers_0/kernel"]}
+
+
+def test_beside_a_row_sparse_table():
+    def loss(params, batch):
+        z = batch["x"] @ params["w"] + params["table"][batch["word"]]
+        return jnp.logaddexp(0.0, -batch["y"] * jnp.tanh(z).sum(1))
+
+    def start(key):
+        return {"w": jax.random.normal(key, (DIM, WIDTH)), "table": jnp.ones((30, WIDTH))}
+
+    def with_words(data):
+        rng = np.random.default_rng(0)
+        return data | {"word": rng.integers(0, 30, len(data["y"])).astype(np.int32)}
+
+    sizes = (1, 3, 4, 5, 8, 9, 12, 2)
+    clients = mixfl.ClientData.from_arrays(
+        with_words(examples(1, sum(sizes), 0.3)), client=np.repeat(np.arange(len(sizes)), sizes)
+    )
+    p = mixfl.Problem(
+        start,
+        [
+            mixfl.Federated(loss, clients, 0.7, rows={"table": "word"}),
+            mixfl.Central(loss, with_words(examples(2, 40, -0.5)), 0.4),
+        ],
+    )
+    simulator, _ = agree(p, "2wgt", settings(rounds=4), tolerance=1e-4)
+    assert simulator.tables["federated"]
+
+
+def test_a_client_that_is_not_finite_is_left_out():
+    data = examples(1, 12, 0.3)
+    data["x"][:3] = 3e38  # finite, but not what becomes of it
+    clients = mixfl.ClientData.from_arrays(data, client=np.arange(12) // 3)
+
+    def loss(params, batch):
+        return network(params, batch | {"x": batch["x"] * 10})
+
+    p = mixfl.Problem(init, [mixfl.Federated(loss, clients), mixfl.Central(loss, data)])
+    s = settings(cohort_size=4, rounds=1, first_layer="low-rank")
+    _, last = trained(p, "fedavg", s)
+    assert int(last.info["clients/rejected"]) == 1
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(last.state.x))
+    good = mixfl.ClientData.from_arrays(
+        {k: v[3:] for k, v in data.items()}, client=np.arange(9) // 3
+    )
+    p = mixfl.Problem(init, [mixfl.Federated(loss, good), mixfl.Central(loss, data)])
+    _, expected = trained(p, "fedavg", dataclasses.replace(s, cohort_size=3))
+    np.testing.assert_allclose(flat(last.state.x), flat(expected.state.x), rtol=1e-5, atol=1e-6)
+
+
+def layers(loss, start=init):
+    p = problem(loss, start)
+    x = jax.eval_shape(p.init, jax.random.key(0))
+    return lowrank.first_layers(p.populations[0], x, 3)
+
+
+def test_only_exact_layers_are_taken():
+    def decayed(params, batch):  # the weights are used elsewhere too
+        return network(params, batch) + 0.1 * jnp.sum(params["hidden"]["w"] ** 2)
+
+    def shifted(params, batch):  # the inputs depend on a parameter
+        return network(params, batch | {"x": batch["x"] + params["out"][0]})
+
+    def tied(params, batch):  # the same weights twice
+        return network(params, batch) + (batch["x"] @ params["hidden"]["w"]).sum(1)
+
+    assert list(layers(network)) == ["hidden/w"]
+    for loss in (decayed, shifted, tied):
+        assert not layers(loss)
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("fedavg", {"client_opt": "sgd(momentum=0.9)"}),
+        ("fedavg", {"local_steps": 40, "client_batch": 1}),  # 12 inputs a client, a layer of 4
+        ("example-transfer", {}),
+        ("oracle", {}),
+        ("fedavg", {"first_layer": "plain"}),
+    ],
+    ids=str,
+)
+def test_it_is_left_where_it_is_not_exact_or_does_not_pay(name, change):
+    s = settings(**change)
+    p = problem()
+    assert not Simulator(p, ALGORITHMS[name].build(p, s), s).low_rank
+
+
+def test_it_is_taken_by_itself_where_it_pays():
+    p, s = problem(), settings(client_batch=2, local_steps=2)
+    assert Simulator(p, ALGORITHMS["2wgt"].build(p, s), s).low_rank
+
+
+def test_asked_for_in_vain_is_a_sentence():
+    p, s = problem(), settings(client_opt="adam", first_layer="low-rank")
+    with pytest.raises(mixfl.MixflError, match="first_layer = low-rank, but"):
+        Simulator(p, ALGORITHMS["fedavg"].build(p, s), s)
+
+
+def test_a_round_is_traced_once():
+    simulator, _ = trained(problem(), "2wgt", settings(first_layer="low-rank"))
+    assert simulator.traces == 1

@@ -1,0 +1,327 @@
+"""Row-sparse tables: the same results as dense ones, at the price of a client's own rows."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import mixfl
+from mixfl.algorithms import ALGORITHMS
+from mixfl.engine import Simulator
+from mixfl.errors import MixflError
+from mixfl.forms import rows as sparse
+from mixfl.measure.check import check_problem
+
+N, DIM = 60, 4  # of the table
+ROUNDS = 20
+SPARSE = ("fedavg", "pt", "1wgt", "2wgt", "pretrain")  # fact 7's, and what consists of them
+SETTINGS = dict(
+    rounds=ROUNDS, cohort_size=4, client_batch=2, local_steps=5, client_lr=0.3, devices=1,
+    central_steps=3, central_batch=8,
+)  # fmt: skip
+
+
+def init(key):
+    a, b = jax.random.split(key)
+    return {
+        "towers": {"items": jax.random.normal(a, (N, DIM)), "bias": jnp.zeros((N,))},
+        "dense": 0.5 * jax.random.normal(b, (DIM, DIM)),
+    }
+
+
+def loss(params, batch):
+    """The next item should look like the mean of the items before."""
+    towers = params["towers"]
+    seen = jnp.tanh(towers["items"][batch["seen"]].mean(1) @ params["dense"])
+    score = jnp.sum(seen * towers["items"][batch["next"]], 1) + towers["bias"][batch["next"]]
+    return jnp.logaddexp(0.0, -score)
+
+
+def penalty(params):
+    towers = params["towers"]
+    return jnp.mean(jnp.cos(towers["items"]) + towers["items"] ** 2) + jnp.sum(towers["bias"] ** 2)
+
+
+def data(seed, n):
+    rng = np.random.default_rng(seed)
+    return {"seen": rng.integers(0, N, (n, 2)), "next": rng.integers(0, N, n)}
+
+
+ROWS = {"towers/items": ("seen", "next"), "towers/bias": "next"}
+
+
+def population(seed=0, name="federated", rows=ROWS, weight=0.6):
+    sizes = (1, 2, 5, 9, 12, 3)  # 1 to 5 steps, the last batch often short
+    clients = mixfl.ClientData.from_arrays(
+        data(seed, sum(sizes)), client=np.repeat(np.arange(len(sizes)), sizes)
+    )
+    return mixfl.Federated(loss, clients, weight, name, rows=rows)
+
+
+PROBLEMS = {
+    "regularizer": lambda: [population(), mixfl.Central(penalty, weight=0.5)],
+    "central data": lambda: [population(), mixfl.Central(loss, data(7, 30), weight=0.4)],
+    "two populations, one of them dense": lambda: [
+        population(), mixfl.Central(penalty, weight=0.5), population(3, "other", {}, 0.3)
+    ],
+}  # fmt: skip
+
+
+def simulator(algorithm, terms="regularizer", **changes) -> Simulator:
+    s = mixfl.Settings(**(SETTINGS | changes))
+    problem = mixfl.Problem(init, PROBLEMS[terms]())
+    return Simulator(problem, ALGORITHMS[algorithm].build(problem, s), s)
+
+
+@functools.cache
+def trained(algorithm, terms="regularizer", **changes):
+    sim = simulator(algorithm, terms, **changes)
+    *_, result = sim.rounds(sim.init(), 0, ROUNDS)
+    return sim, jax.tree.map(np.array, result.state), jax.tree.map(np.array, result.info)
+
+
+def assert_equal(found, expected, rtol=1e-5):
+    """To `rtol` of each array's size."""
+    for path, e in jax.tree_util.tree_leaves_with_path(expected):
+        (f,) = [leaf for p, leaf in jax.tree_util.tree_leaves_with_path(found) if p == path]
+        np.testing.assert_allclose(f, e, rtol=rtol, atol=rtol * np.abs(e).max(), err_msg=str(path))
+
+
+VARIANTS = {
+    "plain": {},
+    "weighted by steps": dict(weighting="steps"),
+    "uniform": dict(weighting="uniform"),
+    "server momentum": dict(server_opt="sgd(momentum=0.9)", server_lr=0.5),
+}
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "variant"),
+    [*((a, "plain") for a in SPARSE), *(("2wgt", v) for v in VARIANTS if v != "plain")],
+)
+def test_sparse_is_dense(algorithm, variant):
+    settings = VARIANTS[variant]
+    sim, state, _ = trained(algorithm, **settings)
+    dense, expected, _ = trained(algorithm, tables="dense", **settings)
+    assert (bool(sim.tables), bool(dense.tables)) == (True, False)
+    assert_equal(state.x, expected.x)
+    start = jax.tree.leaves(jax.tree.map(np.array, dense.init().x))
+    moved = [np.abs(a - b).max() for a, b in zip(jax.tree.leaves(expected.x), start, strict=True)]
+    assert min(moved) > 0.01  # every parameter has been trained
+
+
+@pytest.mark.parametrize("terms", [p for p in PROBLEMS if p != "regularizer"])
+@pytest.mark.parametrize("algorithm", ["1wgt", "2wgt"])
+def test_sparse_is_dense_on_other_problems(algorithm, terms):
+    _, state, _ = trained(algorithm, terms)
+    _, expected, _ = trained(algorithm, terms, tables="dense")
+    assert_equal(state.x, expected.x)
+
+
+def test_sparse_is_dense_whatever_the_size_of_a_client(monkeypatch):
+    monkeypatch.setattr(sparse, "SMALLEST", 4)
+    assert len(sparse.padded_sizes({"towers/items": 30})) == 4
+    _, state, _ = trained.__wrapped__("1wgt")
+    _, expected, _ = trained("1wgt", tables="dense")
+    assert_equal(state.x, expected.x)
+
+
+def test_adaptive_server_optimizers_agree_too():
+    """Adam's first steps depend on the sign of a sum that may be all rounding: a larger epsilon."""
+    import optax
+
+    adam = lambda lr: optax.adam(lr, eps=1e-3)  # noqa: E731
+    for algorithm in ("pt", "1wgt"):
+        _, state, _ = trained(algorithm, server_opt=adam, server_lr=0.05)
+        _, expected, _ = trained(algorithm, server_opt=adam, server_lr=0.05, tables="dense")
+        assert_equal(state.x, expected.x, rtol=1e-4)
+
+
+@pytest.mark.parametrize("algorithm", ["2wgt"])
+def test_chunks_and_devices_change_nothing(algorithm):
+    _, expected, info = trained(algorithm)
+    for changes in (dict(cohort_chunk=2), dict(devices=2)):
+        _, state, other = trained(algorithm, **changes)
+        assert_equal(state.x, expected.x)
+        assert other["clients/federated"] == info["clients/federated"]
+
+
+def test_a_round_is_traced_once_whatever_rows_the_clients_hold():
+    sim, _, _ = trained("2wgt")
+    assert sim.traces == 1
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "pt", "1wgt", "2wgt"])
+def test_bytes_are_those_of_the_rows(algorithm):
+    sim, _, _ = trained(algorithm)
+    for t in (0, 3):
+        held = []
+        (feed,) = next(simulator(algorithm, tables="dense").feeder.pieces(sim.at(t), t)).clients
+        for seen, following in zip(feed.batches.data["seen"], feed.batches.data["next"],
+                                   strict=True):  # fmt: skip
+            held.append(len({*following.ravel(), *seen.ravel()}))
+        floats = np.mean(held) * (DIM + 1) + DIM * DIM
+        copies = 2 if algorithm in ("1wgt", "2wgt") else 1  # the augmenting gradient's rows too
+        down, up = sim.message_bytes(t)
+        assert down == pytest.approx(4 * copies * floats)
+        assert up == pytest.approx(4 * (floats + 2 * np.mean(held) + 2))  # ids, p_i, K_i
+    dense = simulator(algorithm, tables="dense").message_bytes(0)
+    assert dense[0] == 4 * copies * (N * DIM + N + DIM * DIM)
+
+
+def test_a_client_that_is_not_finite_is_left_out():
+    sizes = (3, 3, 3, 3)
+    columns = data(0, sum(sizes)) | {"bad": np.zeros(sum(sizes), np.float32)}
+    columns["bad"][3:6] = 1
+    clients = mixfl.ClientData.from_arrays(columns, client=np.repeat(np.arange(4), sizes))
+
+    def fragile(params, batch):
+        return loss(params, batch) / (1 - batch["bad"])
+
+    def one_round(function, clients, **changes):
+        term = mixfl.Federated(function, clients, rows=ROWS)
+        problem = mixfl.Problem(init, [term, mixfl.Central(penalty)])
+        s = mixfl.Settings(**(SETTINGS | dict(rounds=1, client_batch=3) | changes))
+        sim = Simulator(problem, ALGORITHMS["1wgt"].build(problem, s), s)
+        (result,) = sim.rounds(sim.init(), 0, 1)
+        return jax.tree.map(np.array, result.state.x), int(result.info["clients/rejected"])
+
+    x, rejected = one_round(fragile, clients)
+    # A client's order depends on its place among the clients: one batch, in which it plays no part.
+    expected, none = one_round(loss, clients.select(np.array([0, 2, 3])), cohort_size=3)
+    assert (rejected, none) == (1, 0)
+    assert_equal(x, expected)
+
+
+DENSE = {
+    "momentum": ("1wgt", dict(client_opt="sgd(momentum=0.9)"), "client_opt = sgd"),
+    "baseline": ("baseline", {}, "beyond those in their own data"),
+}
+
+
+@pytest.mark.parametrize("case", DENSE)
+def test_where_it_is_not_exact_tables_are_dense_and_the_run_says_so(case, capsys):
+    algorithm, changes, reason = DENSE[case]
+    problem = mixfl.Problem(init, PROBLEMS["regularizer"]())
+    settings = SETTINGS | dict(rounds=2) | changes
+    keys = {k: v for k, v in settings.items() if k in ALGORITHMS[algorithm].uses}
+    result = mixfl.train(problem, algorithm, progress=True, **keys)
+    assert result.config["tables"] == "dense"
+    assert reason in "".join(capsys.readouterr())
+    with pytest.raises(MixflError, match="not exact here"):
+        mixfl.train(problem, algorithm, tables="rows", **keys)
+
+
+BAD_ROWS = {
+    "no such parameter": ({"items": ("seen",)}, "towers/items"),
+    "no such column": ({"towers/items": ("sen",)}, "seen"),
+    "no whole numbers": ({"towers/items": ("price",)}, "whole numbers"),
+    "a row that the table lacks": ({"towers/items": ("big",)}, "row 60 of 'towers/items'"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_ROWS)
+def test_wrong_marks_are_a_sentence(case):
+    rows, message = BAD_ROWS[case]
+    columns = data(0, 8) | {"price": np.ones(8, np.float32), "big": np.full(8, N)}
+    clients = mixfl.ClientData.from_arrays(columns, client=np.arange(8) // 2)
+    problem = mixfl.Problem(init, [mixfl.Federated(loss, clients, rows=rows)])
+    with pytest.raises(MixflError, match=message):
+        mixfl.train(problem, "fedavg", rounds=1, cohort_size=2)
+
+
+def with_bias(key):
+    return init(key) | {"bias": jnp.zeros(N)}
+
+
+REFUSED = {
+    "the whole table": lambda p, b: loss(p, b) + jnp.mean(p["towers"]["items"] ** 2),
+    "the number of a row": lambda p, b: loss(p, b) * jnp.where(b["next"] > 30, 2.0, 1.0),
+    "a mask by number": lambda p, b: loss(p, b) * (b["seen"][:, 0] > 0),
+    "a parameter that is not marked, and 0": lambda p, b: loss(p, b) + p["bias"][b["next"]],
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_loss_that_uses_more_than_the_rows_is_refused(case):
+    """Its result would silently differ from the dense one."""
+    columns = data(0, 8)
+    columns["seen"][5] = 0
+    clients = mixfl.ClientData.from_arrays(columns, client=np.arange(8) // 2)
+    problem = mixfl.Problem(with_bias, [mixfl.Federated(REFUSED[case], clients, rows=ROWS)])
+    with pytest.raises(MixflError, match="another one when"):
+        mixfl.train(problem, "fedavg", rounds=1, cohort_size=2)
+    failed = [f.what for f in check_problem(problem, mixfl.Settings(cohort_size=2)) if not f.good]
+    assert "rows that a batch names" in failed[0]
+    mixfl.train(problem, "fedavg", rounds=1, cohort_size=2, tables="dense")
+
+
+def test_padding_rows_reject_nobody():
+    """They are zeros, where a loss that normalizes its table has no gradient."""
+
+    def normalized(params, batch):
+        items = params["towers"]["items"]
+        unit = items / jnp.linalg.norm(items, axis=1, keepdims=True)
+        bad = jnp.where(batch["next"] < 0, 0.0, 1.0) / batch["fine"]
+        return (1 - jnp.sum(unit[batch["next"]] * unit[batch["seen"][:, 0]], 1)) * bad
+
+    columns = data(0, 12) | {"fine": np.repeat([1, 0, 1, 1], 3).astype(np.float32)}
+    clients = mixfl.ClientData.from_arrays(columns, client=np.repeat(np.arange(4), 3))
+    term = mixfl.Federated(normalized, clients, rows=ROWS)
+    problem = mixfl.Problem(init, [term])
+    s = mixfl.Settings(**(SETTINGS | dict(rounds=1)))
+    sim = Simulator(problem, ALGORITHMS["fedavg"].build(problem, s), s)
+    (result,) = sim.rounds(sim.init(), 0, 1)
+    assert int(result.info["clients/rejected"]) == 1
+
+
+def test_half_precision_is_sent_in_half_precision():
+    half = lambda key: jax.tree.map(lambda a: a.astype(jnp.bfloat16), init(key))  # noqa: E731
+    ups = []
+    for algorithm in ("pt", "1wgt"):
+        problem = mixfl.Problem(half, PROBLEMS["regularizer"]())
+        s = mixfl.Settings(**SETTINGS)
+        ups.append(
+            Simulator(problem, ALGORITHMS[algorithm].build(problem, s), s).message_bytes(0)[1]
+        )
+    assert ups[0] == ups[1]
+
+
+def test_tables_that_nobody_marked():
+    problem = mixfl.Problem(init, [population(rows={})])
+    with pytest.raises(MixflError, match="no term marks a table"):
+        mixfl.train(problem, "fedavg", rounds=1, cohort_size=2, tables="rows")
+
+
+@pytest.mark.parametrize("rows", [["t"], {"t": 5}, None, {3: "seen"}])
+def test_rows_of_the_wrong_kind(rows):
+    with pytest.raises(MixflError, match="expected a dict from a table's name"):
+        population(rows=rows)
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 40), st.integers(1, 12))
+def test_renumbered_batches_name_the_same_rows(seed, rows, width):
+    rng = np.random.default_rng(seed)
+    columns = {
+        "a": rng.integers(0, rows, (3, 2, width)), "b": rng.integers(0, rows, (3, 5)),
+        "c": rng.integers(0, 9, (3, 5)),
+    }  # fmt: skip
+    marked = {"t": sparse.Table(("a", "b"), rows)}
+    local, ids = sparse.renumber(columns, marked, {"t": min(rows, 2 * width + 5)})
+    for i in range(3):
+        held = ids["t"][i][ids["t"][i] < rows]
+        assert len(set(held)) == len(held)
+        assert set(held) == {*columns["a"][i].ravel(), *columns["b"][i].ravel()}
+        for c in ("a", "b"):
+            np.testing.assert_array_equal(ids["t"][i][local[c][i]], columns[c][i])
+    assert local["c"] is columns["c"]
+
+
+def test_sizes_are_few_and_fit():
+    assert [s["t"] for s in sparse.padded_sizes({"t": 1760})] == [1760, 880, 440, 220, 110]
+    assert sparse.padded_sizes({"t": 100}) == [{"t": 100}]
+    assert sparse.padded_sizes({"t": 300, "u": 5})[-1] == {"t": 75, "u": 2}

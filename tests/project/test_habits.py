@@ -1,0 +1,105 @@
+"""The files around the package: they can be read, they agree, and they call what there is."""
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+import mixfl
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+WORKFLOW = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text(encoding="utf-8"))
+CITATION = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+
+
+def test_versions_agree():
+    path = ROOT / PROJECT["tool"]["hatch"]["version"]["path"]
+    assigned = {
+        node.targets[0].id: ast.literal_eval(node.value)
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
+        and isinstance(node.targets[0], ast.Name)
+    }  # fmt: skip
+    assert assigned["__version__"] == mixfl.__version__
+    assert str(CITATION["version"]) == mixfl.__version__
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    released = re.findall(r"^## \[([0-9.]+)\] - [0-9]{4}-[0-9]{2}-[0-9]{2}$", changes, re.M)
+    coming = re.findall(r"what follows will be ([0-9.]+[0-9])\.", changes)
+    assert [*released, *coming][0] == mixfl.__version__
+
+
+def test_changelog_has_the_usual_headings():
+    lines = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8").splitlines()
+    assert lines[0] == "# Changelog"
+    sections = [line for line in lines if line.startswith("## ")]
+    assert sections[0] == "## [Unreleased]"
+    usual = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+    kinds = [line.removeprefix("### ") for line in lines if line.startswith("### ")]
+    assert kinds
+    assert set(kinds) <= usual
+
+
+def test_citation_names_the_software_and_the_paper():
+    needed = {"cff-version", "message", "title", "authors"}
+    assert needed <= CITATION.keys()
+    assert CITATION["license"] == PROJECT["project"]["license"]
+    (paper,) = CITATION["references"]
+    assert needed - {"cff-version", "message"} | {"type", "year"} <= paper.keys()
+    names = [author["family-names"] for author in paper["authors"]]
+    assert names == ["Augenstein", "Hard", "Ning", "Singhal", "Kale", "Partridge", "Mathews"]
+    readme = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
+    assert paper["title"] in readme
+    assert f"({names[0]} et al., {paper['year']})" in readme
+
+
+def test_the_workflow_runs_what_ci_runs():
+    (job,) = WORKFLOW["jobs"].values()
+    runs = [step["run"] for step in job["steps"] if "run" in step]
+    assert ".ci/run" in runs
+    assert os.access(ROOT / ".ci" / "run", os.X_OK)
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)
+    called = [*runs, *(ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()]
+    made = [line.removeprefix("make ") for line in called if line.startswith("make ")]
+    assert {"lint", "test", "test-flower"} <= set(made) <= set(targets)
+    assert WORKFLOW["permissions"] == {"contents": "read"}
+
+
+def test_the_workflow_has_the_versions_of_python_that_are_claimed():
+    (job,) = WORKFLOW["jobs"].values()
+    tested = job["strategy"]["matrix"]["python"]
+    claimed = re.findall(r"Python :: (3\.[0-9]+)", "\n".join(PROJECT["project"]["classifiers"]))
+    assert tested == claimed == ["3.11", "3.12", "3.13"]
+    assert PROJECT["project"]["requires-python"] == f">={tested[0]}"
+
+
+def test_hooks_before_a_commit_are_those_of_make_lint():
+    config = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))
+    assert [repo["repo"] for repo in config["repos"]] == ["local"]
+    hooks = config["repos"][0]["hooks"]
+    assert {hook["language"] for hook in hooks} == {"system"}
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    lint = makefile.partition("\nlint:")[2].partition("\n\n")[0]
+    tools = re.findall(r"\$\(BIN\)/(ruff check|ruff format|mypy)", lint)
+    entries = [
+        re.match(r"\.venv/bin/(ruff check|ruff format|mypy)", hook["entry"])[1] for hook in hooks
+    ]
+    assert entries == tools == ["ruff check", "ruff format", "mypy"]
+
+
+def test_types_are_part_of_the_package():
+    assert (ROOT / "mixfl" / "py.typed").read_bytes() == b""
+    wheel = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]
+    assert wheel == {"packages": ["mixfl"]}  # all of the folder, unless git ignores it
+    if shutil.which("git") is None or not (ROOT / ".git").exists():
+        pytest.skip("needs git, in a clone")
+    ignored = subprocess.run(
+        ["git", "check-ignore", "mixfl/py.typed"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert (ignored.returncode, ignored.stdout) == (1, "")

@@ -1,0 +1,183 @@
+"""Claims decided by figures: agree, disagree or not decided."""
+
+import json
+
+import numpy as np
+import pytest
+
+from mixfl.errors import MixflError
+from mixfl.studies import claims
+from mixfl.studies.claims import AGREE, DISAGREE, OPEN
+from mixfl.studies.study import Setting, Study
+from mixfl.studies.trials import Done, Trial
+
+
+def results(tmp_path, figures, metric="eval/loss", keys=None):
+    """Of {name: values of the trials}; None is a diverged trial, a list a whole curve."""
+    settings, ended = [], {}
+    for name, values in figures.items():
+        algorithm, *_ = name.split()
+        trials = [Trial("smile", algorithm, f"{name}/seed{i}", name) for i in range(len(values))]
+        settings.append(Setting(name, algorithm, (keys or {}).get(name, {}), trials))
+        for trial, value in zip(trials, values, strict=True):
+            folder = tmp_path / trial.folder
+            folder.mkdir(parents=True)
+            curve = value if isinstance(value, list) else [value] * 10
+            rows = [{"round": 5 * (i + 1), metric: v} for i, v in enumerate(curve)]
+            if value is not None:
+                (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
+            status = "diverged" if value is None else "finished"
+            ended[trial.folder] = Done(trial, folder, status, 7)
+    found = Study("made", "Made", "", "smile", "made up", settings, [], [])
+    return claims.Results(found, ended)
+
+
+def verdicts(check, found):
+    return [c.verdict for c in claims.run(check, found)]
+
+
+CLEAR = {"a": [1.0, 1.1, 1.05], "b": [2.0, 2.1, 2.04]}
+NOISY = {"a": [1.0, 3.0, 2.0], "b": [2.5, 1.5, 2.3]}
+SAME = {"a": [1.0, 1.1, 1.2], "b": [1.001, 1.099, 1.2]}
+GONE = {"a": [1.0, 1.0, 1.0], "b": [None, None, 2.0]}
+
+
+@pytest.mark.parametrize(
+    ("figures", "better", "worse", "close", "reaches"),
+    [
+        (CLEAR, AGREE, DISAGREE, DISAGREE, AGREE),
+        (NOISY, OPEN, OPEN, OPEN, OPEN),
+        (SAME, OPEN, OPEN, AGREE, AGREE),
+        (GONE, AGREE, DISAGREE, OPEN, OPEN),
+    ],
+)
+def test_verdicts(tmp_path, figures, better, worse, close, reaches):
+    found = results(tmp_path, figures)
+    loss = {"metric": "eval/loss", "of": "a", "than": "b"}
+    assert verdicts({"kind": "better", **loss}, found) == [better]
+    assert verdicts({"kind": "better", **loss, "of": "b", "than": "a"}, found) == [worse]
+    assert verdicts({"kind": "close", **loss, "within": 0.01}, found) == [close]
+    assert verdicts({"kind": "reaches", **loss, "within": 0.01}, found) == [reaches]
+
+
+def test_one_that_diverged_is_not_close_to_one_that_did_not(tmp_path):
+    found = results(tmp_path, GONE)
+    check = {"metric": "eval/loss", "of": "b", "than": "a", "within": 5}
+    assert verdicts({"kind": "close", **check}, found) == [DISAGREE]
+
+
+def test_higher_is_better_for_accuracies(tmp_path):
+    found = results(tmp_path, CLEAR, "eval/accuracy")
+    check = {"kind": "better", "metric": "eval/accuracy", "of": "b", "than": "a"}
+    assert verdicts(check, found) == [AGREE]
+
+
+def test_differences_are_taken_within_a_seed(tmp_path):
+    """The trials differ by far more than the two do: only pairs can tell."""
+    seeds = np.array([0.0, 10.0, 20.0])
+    found = results(tmp_path, {"a": list(seeds), "b": list(seeds + [0.1, 0.11, 0.09])})
+    check = {"kind": "better", "metric": "eval/loss", "of": "a", "than": "b"}
+    assert verdicts(check, found) == [AGREE]
+
+
+def test_better_is_claimed_wrongly_in_2_5_of_100_cases(tmp_path):
+    """Where there is no difference: that is what a 95 % interval promises."""
+    rng = np.random.default_rng(0)
+    wrong = 0
+    for i in range(400):
+        a, b = rng.normal(size=(2, 3))
+        found = results(tmp_path / str(i), {"a": list(a), "b": list(b)})
+        wrong += verdicts(
+            {"kind": "better", "metric": "eval/loss", "of": "a", "than": "b"}, found
+        ) == [AGREE]
+    assert 2 <= wrong <= 20
+
+
+def test_parts_of_a_curve():
+    rows = np.array([[5 * (i + 1), i] for i in range(10)], float)
+    assert claims.part(rows, "early") == 0.5
+    assert claims.part(rows, "end") == 8.5
+    assert claims.part(rows, "curve") == 4.5
+    assert claims.part(np.array([[5, 9.0], [10, 2.0], [20, 3.0]]), "largest") == 3.0
+    with pytest.raises(MixflError, match="unknown part"):
+        claims.part(rows, "middle")
+
+
+def test_limits(tmp_path):
+    found = results(tmp_path, CLEAR)
+    check = {"metric": "eval/loss", "of": "a"}
+    assert verdicts({"kind": "above", **check, "limit": 0.5}, found) == [AGREE]
+    assert verdicts({"kind": "below", **check, "limit": 0.5}, found) == [DISAGREE]
+    assert verdicts({"kind": "below", **check, "limit": 1.06}, found) == [OPEN]
+    assert verdicts({"kind": "below", **check, "limit": 1.2, "at": "largest"}, found) == [AGREE]
+
+
+def test_contrasts(tmp_path):
+    figures = {"a": [3.0, 3.1], "b": [1.0, 1.1], "c": [2.0, 2.0], "d": [1.9, 1.91]}
+    found = results(tmp_path, figures)
+    check = {"kind": "contrast", "metric": "eval/loss", "of": "a", "less": "b", "than": ["c", "d"]}
+    assert verdicts(check, found) == [AGREE]
+    check = {**check, "of": "c", "less": "d", "than": ["a", "b"]}
+    assert verdicts(check, found) == [DISAGREE]
+
+
+def test_the_order_in_which_algorithms_diverge(tmp_path):
+    figures = {
+        "2wgt lr=1": [1.0, 1.0], "2wgt lr=2": [9.0, 1.0], "pt lr=1": [1.0, 1.0],
+        "pt lr=2": [1.0, 1.1], "pt lr=4": [None, 1.0], "1wgt lr=2": [1.0, 1.0],
+        "1wgt lr=4": [1.0, 1.0],
+    }  # fmt: skip
+    keys = {name: {"lr": float(name[-1])} for name in figures}
+    found = results(tmp_path, figures, keys=keys)
+    check = {"kind": "order", "metric": "eval/loss", "key": "lr", "limit": 3.0}
+    (checked,) = claims.run({**check, "of": ["2wgt", "pt", "1wgt"]}, found)
+    assert checked.verdict == AGREE
+    assert "2wgt up to 1, pt up to 2, 1wgt up to 4 (all tried)" in checked.evidence
+    assert verdicts({**check, "of": ["pt", "2wgt", "1wgt"]}, found) == [DISAGREE]
+    assert verdicts({**check, "of": ["pt", "pt", "1wgt"]}, found) == [OPEN]
+
+
+def test_every_setting_of_an_algorithm_is_compared_with_its_first(tmp_path):
+    figures = {"pt k=1": [2.0, 2.1], "pt k=2": [1.0, 1.1], "pt k=4": [3.0, 3.1]}
+    found = results(tmp_path, figures)
+    check = {"kind": "reaches", "metric": "eval/loss", "each": ["pt"], "within": 0.1}
+    checked = claims.run(check, found)
+    assert [c.verdict for c in checked] == [AGREE, DISAGREE]
+    assert checked[0].evidence.endswith("helps")
+    assert not checked[1].evidence.endswith("helps")
+
+
+@pytest.mark.parametrize(
+    ("values", "verdict"),
+    [
+        ({"pt k=2": [1.0, 1.1], "pt k=4": [3.0, 3.1]}, AGREE),  # one of two
+        ({"pt k=2": [3.0, 3.1], "pt k=4": [3.0, 3.1]}, DISAGREE),
+        ({"pt k=2": [3.0, 3.1], "pt k=4": [2.2, 1.9]}, OPEN),
+        ({"pt k=2": [None, 1.0], "pt k=4": [None, 1.0]}, DISAGREE),
+    ],
+)
+def test_what_often_is_better(tmp_path, values, verdict):
+    found = results(tmp_path, {"pt k=1": [2.0, 2.1], **values})
+    check = {"kind": "often", "metric": "eval/loss", "each": ["pt"]}
+    assert verdicts(check, found) == [verdict]
+
+
+def test_a_claim_needs_all_of_its_checks(tmp_path):
+    found = results(tmp_path, {**CLEAR, "c": [1.0, 3.0, 2.0]})
+    good = {"kind": "better", "metric": "eval/loss", "of": "a", "than": "b"}
+    bad, open_ = {**good, "of": "b", "than": "a"}, {**good, "of": "c", "than": "a"}
+    for checks, verdict in (([good], AGREE), ([good, open_], OPEN), ([good, open_, bad], DISAGREE)):
+        claim = {"number": 1, "says": "so", "checks": checks}
+        made = Study(**{**vars(found.study), "claims": [claim]})
+        (finding,) = claims.decide(made, found.ended)
+        assert finding.verdict == verdict
+        assert len(finding.evidence) == len(checks)
+
+
+def test_a_series_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(MixflError, match="unknown series of the study made 'x'"):
+        claims.run(
+            {"kind": "above", "metric": "m", "of": "x", "limit": 1}, results(tmp_path, CLEAR)
+        )
+    with pytest.raises(MixflError, match="unknown kind of check 'nearly'"):
+        claims.run({"kind": "nearly"}, results(tmp_path / "b", CLEAR))
