@@ -1,0 +1,55 @@
+"""What runs rounds: the simulator (simulator.py), or a deployment (deploy/flower/engine.py).
+
+A run (runs/) needs no more of an engine than this, and knows of none in particular.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Protocol
+
+from mixfl.problem import Problem
+from mixfl.settings import Settings
+
+
+class RoundResult(NamedTuple):
+    round: int  # rounds done so far
+    state: Any  # has the model as .x
+    info: dict[str, Any]  # numbers of this round, still on the device
+
+
+class RoundBytes(NamedTuple):
+    """What a client sends and receives in a round, on average."""
+
+    down: float
+    up: float
+
+
+class Progress(NamedTuple):
+    """How far a long round is."""
+
+    round: int
+    share: float  # of its work that is done
+    words: str  # 40 of 100 clients
+
+
+class Engine(Protocol):
+    problem: Problem
+    on_progress: Callable[[Progress], None]  # called within long rounds
+
+    def init(self) -> Any:
+        """The state before the first round; it has the model as .x."""
+
+    def shapes(self) -> Any:
+        """The shapes of a state, without its values."""
+
+    def rounds(self, state: Any, start: int, stop: int) -> Iterator[RoundResult]:
+        """Rounds start .. stop - 1 from `state`, which is used up."""
+
+    def resolved(self) -> Settings:
+        """The settings, with every `auto` replaced by what it came to."""
+
+    def round_bytes(self, round: int) -> RoundBytes:
+        """Counted from the arrays that are sent. Asked for after the round has been run."""
+
+    def notes(self) -> Iterator[str]:
+        """What the user should know before the first round: which exact shortcuts apply, which
+        were wanted and don't, and why."""
