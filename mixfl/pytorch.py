@@ -6,7 +6,7 @@
 
 The algorithms are JAX's: they see a loss that calls PyTorch for its values and its gradients. So a
 central loss in PyTorch works with all of them, also in the simulator, where every call leaves the
-compiled program. A deployed client takes its steps in PyTorch altogether (`client_update`).
+compiled program. A deployed client takes its steps in PyTorch altogether (deploy/pytorch.py).
 """
 
 import threading
@@ -17,25 +17,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
-from mixfl.algorithms.contract import ClientFeed, Message, Upload
 from mixfl.errors import MixflError
-from mixfl.optimizers import parse
-from mixfl.problem import Federated
-from mixfl.settings import Settings
 
 try:
     import torch
 except ImportError as error:
     raise MixflError(f"PyTorch: {error}. Install it: pip install 'mixfl[torch]'") from None
-
-# Optimizers that are the same in optax and in PyTorch, with what their arguments are called there.
-OPTIMIZERS: dict[str, tuple[Any, dict[str, str]]] = {
-    "sgd": (torch.optim.SGD, {"momentum": "momentum", "nesterov": "nesterov"}),
-    "adam": (torch.optim.Adam, {"eps": "eps"}),
-}
-
 
 # What JAX calls from a compiled program is done here: in XLA's own threads PyTorch crashes with
 # large arrays (seen with JAX 0.10.2 and PyTorch 2.13).
@@ -65,7 +53,7 @@ class Model:
                 "are not trained: use layers without (GroupNorm instead of BatchNorm)."
             )
         self.shapes = {
-            name: jax.ShapeDtypeStruct(tuple(p.shape), _numpy(p).dtype)
+            name: jax.ShapeDtypeStruct(tuple(p.shape), to_numpy(p).dtype)
             for name, p in module.named_parameters()
         }
 
@@ -75,7 +63,7 @@ class Model:
         def made(words):
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(int(words[-1]))
-                return {name: _numpy(p) for name, p in self.make().named_parameters()}
+                return {name: to_numpy(p) for name, p in self.make().named_parameters()}
 
         return called(made, self.shapes, jax.random.key_data(key))
 
@@ -89,7 +77,7 @@ class Model:
             self.local.module = self.make()
         for name, value in params.items():
             place, _, own = name.rpartition(".")
-            parameter = torch.nn.Parameter(_tensor(value))
+            parameter = torch.nn.Parameter(tensor(value))
             setattr(self.local.module.get_submodule(place), own, parameter)
         return self.local.module
 
@@ -106,21 +94,21 @@ class Loss:
     def at(self, module: torch.nn.Module, batch: Mapping[str, Any] | None) -> torch.Tensor:
         if batch is None:
             return self.function(module)
-        return self.function(module, {name: _tensor(column) for name, column in batch.items()})
+        return self.function(module, {name: tensor(column) for name, column in batch.items()})
 
     def values(self, params, *batch):
         with torch.no_grad():
-            return _numpy(self.at(self.model.module(params), *(batch or (None,))))
+            return to_numpy(self.at(self.model.module(params), *(batch or (None,))))
 
     def slopes(self, params, cotangent, *batch):
         """The gradient of the losses' sum, each times its number in `cotangent`."""
         module = self.model.module(params)
         found = torch.autograd.grad(
-            self.at(module, *(batch or (None,))), list(module.parameters()), _tensor(cotangent),
+            self.at(module, *(batch or (None,))), list(module.parameters()), tensor(cotangent),
             allow_unused=True, materialize_grads=True,
         )  # fmt: skip
         names = [name for name, _ in module.named_parameters()]
-        return {name: _numpy(g) for name, g in zip(names, found, strict=True)}
+        return {name: to_numpy(g) for name, g in zip(names, found, strict=True)}
 
 
 def _values(loss: Loss, params, *batch):
@@ -144,55 +132,11 @@ def _values(loss: Loss, params, *batch):
     return values(params, *batch)
 
 
-def optimizer(s: Settings) -> Callable | None:
-    """ClientOpt in PyTorch, as a function of the parameters; None if only optax has it."""
-    if callable(s.client_opt):
-        return None
-    factory, arguments = parse(s.client_opt)
-    for name, (kind, known) in OPTIMIZERS.items():
-        if factory is getattr(optax, name) and set(arguments) <= set(known):
-            options = {known[k]: v for k, v in arguments.items()}
-            return lambda parameters: kind(parameters, lr=s.client_lr, **options)
-    return None
-
-
-def client_update(
-    term: Federated, s: Settings, message: Message, feed: ClientFeed, collect: bool
-) -> Upload:
-    """What steps.client_update does, with the module's own optimizer and no padding."""
-    loss: Loss = term.loss  # type: ignore[assignment]
-    module, mask = loss.model.module(message.x), np.asarray(feed.batches.mask) > 0
-    named = dict(module.named_parameters())
-    aug = None if message.aug is None else {n: _tensor(a) for n, a in message.aug.items()}
-    opt = optimizer(s)(named.values())  # type: ignore[misc]
-    before = {name: p.detach().clone() for name, p in named.items()}
-    sums = {name: torch.zeros_like(p) for name, p in named.items()} if collect else None
-    total, examples, steps = 0.0, 0, 0
-    for k in np.flatnonzero(mask.any(axis=1)):
-        batch = {name: column[k][mask[k]] for name, column in feed.batches.data.items()}
-        opt.zero_grad(set_to_none=False)
-        value = term.weight * loss.at(module, batch).mean()
-        value.backward()
-        for name, p in named.items():
-            if p.grad is None:
-                p.grad = torch.zeros_like(p)
-            if sums is not None:
-                sums[name] += p.grad
-            if aug is not None:
-                p.grad += aug[name]  # the augmenting gradient, before the optimizer's step
-        opt.step()
-        total, examples, steps = total + value.item(), examples + int(mask[k].sum()), steps + 1
-    weight = {"examples": examples, "steps": steps, "uniform": min(steps, 1)}[s.weighting]
-    delta = {name: _numpy(p.detach() - before[name]) for name, p in named.items()}
-    grads = None if sums is None else {name: _numpy(g) for name, g in sums.items()}
-    return Upload(delta, np.float32(weight), np.float32(steps), grads, np.float32(total))
-
-
-def _tensor(value: Any) -> torch.Tensor:
+def tensor(value: Any) -> torch.Tensor:
     """A copy: what comes from JAX must not be written to."""
     a = np.array(value)
     return torch.from_numpy(a.astype(np.int64) if a.dtype.kind in "iu" else a)
 
 
-def _numpy(tensor: torch.Tensor) -> np.ndarray:
+def to_numpy(tensor: torch.Tensor) -> np.ndarray:
     return tensor.detach().cpu().numpy()

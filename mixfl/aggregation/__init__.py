@@ -1,5 +1,21 @@
-"""What happens between a client's upload and the server's sums.
+"""What happens between a client's summand and the server's sums (see base.py).
 
 clipping.py   no client moves the model much further than clients usually do
-robust.py     other centers than the mean, where uploads are held singly
+robust.py     other centers than the mean, where summands are held singly
 """
+
+from mixfl.aggregation import clipping
+from mixfl.aggregation.base import Chain, Step
+from mixfl.settings import Settings
+
+# In the order in which they are applied. A new step is a line here.
+CHOOSE = (clipping.choose,)
+
+
+def chain(s: Settings) -> Chain:
+    """The steps that the settings ask for."""
+    steps = [choose(s) for choose in CHOOSE]
+    return Chain([step for step in steps if step is not None])
+
+
+__all__ = ["CHOOSE", "Chain", "Step", "chain"]

@@ -1,8 +1,8 @@
 """Other centers than the mean, for cohorts in which some clients send what they like.
 
-Each compares the clients' own parts (see clipping.py), one by one, so that the uploads must be
-held singly: not with secure sums, and not in chunks of a cohort. Every client's own part is then
-replaced by the center, and the sums are formed as always.
+Each compares the clients' own parts, one by one, so that the summands must be held singly: not with
+secure sums, and not in chunks of a cohort. Every client's own part is then replaced by the center,
+and the sums are formed as always.
 
     median        of each coordinate
     trimmed-mean  of each coordinate, without the `trim` largest and smallest
@@ -13,57 +13,40 @@ A client without a finite update does not count. Weights p_i do not count in a c
 what a client says of itself.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mixfl.aggregation.clipping import carried_by
-from mixfl.algorithms.contract import Message, Upload
-from mixfl.algorithms.steps import add
-from mixfl.forms.rows import zeros_for
+from mixfl.algorithms.contract import Sums
+from mixfl.algorithms.steps import scale
 from mixfl.settings import Settings
-from mixfl.trees import name
 
 FARTHEST = float(np.finfo(np.float32).max)  # squared distance of changes that overflow it
 
 
-def robust_sums(s: Settings, summand, uploads: Upload, message: Message, good):
-    """Of stacked uploads [clients, ...], where `good` [clients] says which count."""
-    good = good & (uploads.steps > 0)
-    own = center(s, jax.vmap(lambda u: own_part(s, u, message))(uploads), good)
-    grads = None if uploads.grads is None else center(s, uploads.grads, good)
+def robust_sums(s: Settings, summands: Sums, good) -> Sums:
+    """Of stacked summands [clients, ...], where `good` [clients] says which count."""
+    good = good & (summands.steps > 0)
 
-    def one(sums, client):
-        (weight, steps, loss), counts = client
-        upload = with_own_part(s, Upload(own, weight, steps, grads, loss), message)
-        found = summand(upload)
-        return add(sums, jax.tree.map(lambda a: jnp.where(counts, a, 0), found)), None
+    def own(a):  # p_i u_i is u_i again
+        return a / _along(jnp.where(good, summands.weight, 1), a)
 
-    told = (uploads.weight, uploads.steps, uploads.loss)
-    first = jax.tree.map(lambda a: a[0], uploads)
-    zero = zeros_for(jax.eval_shape(summand, first))
-    return jax.lax.scan(one, zero, (told, good))[0]
+    def added(a):
+        return jnp.sum(jnp.where(_along(good, a), a, 0), axis=0)
 
-
-def own_part(s: Settings, upload: Upload, message: Message) -> Any:
-    """A client's change without what the augmenting gradient did."""
-    return _plus(upload.delta, carried_by(s, message, upload.steps), -1)
-
-
-def with_own_part(s: Settings, upload: Upload, message: Message) -> Upload:
-    """The upload whose delta is an own part, made whole."""
-    carried = carried_by(s, message, upload.steps)
-    return upload._replace(delta=_plus(upload.delta, carried, 1))
-
-
-def _plus(tree, carried: dict[str, Any], sign: int):
-    def plus(path, leaf):
-        n = name(path)
-        return (leaf + sign * carried[n]).astype(leaf.dtype) if n in carried else leaf
-
-    return jax.tree_util.tree_map_with_path(plus, tree)
+    unweighted = summands.unweighted
+    each = jax.tree.map(own, summands.weighted) if unweighted is None else unweighted
+    middle = center(s, each, good)
+    grads = None if summands.grads is None else center(s, summands.grads, good)
+    count = jnp.sum(good)
+    return Sums(
+        weighted=scale(added(summands.weight), middle),
+        weight=added(summands.weight),
+        unweighted=None if unweighted is None else scale(count, middle),
+        grads=None if grads is None else scale(count, grads),
+        steps=added(summands.steps), by_steps=added(summands.by_steps),
+        loss=added(summands.loss), clients=added(summands.clients),
+    )  # fmt: skip
 
 
 def center(s: Settings, stacked, good):

@@ -18,17 +18,16 @@ def baseline(problem: Problem, s: Settings) -> Algorithm:
             "baseline needs central terms without data (regularizers), which clients can compute "
             "too; where the central term has data, example-transfer sends it to them."
         )
-    shares = dict(zip(problem.populations, central_shares(problem), strict=True))
+    shares = central_shares(problem)
 
-    def client(term, message, feed):
+    def client(term, broadcast, feed):
         def grad(x, step):
             loss, g = gradient(term, x, step.batches)
             for central_term in problem.central:
                 _, g_c = gradient(central_term, x, Batches(None, step.batches.mask))
-                g = add(g, scale(shares[term], g_c))
+                g = add(g, scale(shares[term.name], g_c))
             return loss, g
 
-        return client_update(term, s, message, feed, grad)
+        return client_update(term, s, broadcast, feed, grad)
 
-    algorithm = fed_avg.build(problem, s)
-    return algorithm._replace(client=client, feed=algorithm.feed._replace(own=False))
+    return fed_avg.build(problem, s)._replace(client=client)

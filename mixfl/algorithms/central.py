@@ -7,7 +7,6 @@ from mixfl.algorithms.contract import (
     AUTO_KEYS,
     CENTRAL_KEYS,
     Algorithm,
-    CentralUpdate,
     Feed,
     algorithm,
 )
@@ -21,6 +20,13 @@ from mixfl.settings import Settings
 class State(NamedTuple):
     x: Params
     central: Any  # CentralOpt's state
+
+
+class Trained(NamedTuple):
+    """What a round's central steps came to."""
+
+    state: State
+    loss: Any  # mean over the steps
 
 
 @algorithm("central", CENTRAL_KEYS, AUTO_KEYS)
@@ -37,10 +43,10 @@ def server_training(terms, s: Settings, feed: Feed, select: Callable) -> Algorit
     opt = make(s.central_opt, s.eta_c)
 
     def grad(x, batches):
-        found = [
+        parts = [
             chunked_gradient(term, x, batch) for term, batch in zip(terms, batches, strict=True)
         ]
-        return add(*found)
+        return add(*parts)
 
     def init(x):
         return State(x, opt.init(x))
@@ -48,10 +54,10 @@ def server_training(terms, s: Settings, feed: Feed, select: Callable) -> Algorit
     def central(state, drawn):
         batches = select(drawn)
         x, opt_state, _, loss = descend(grad, opt, state.x, batches, state.central)
-        return CentralUpdate(x, opt_state, None, loss / batches[0].mask.shape[0])
+        return Trained(State(x, opt_state), loss / batches[0].mask.shape[0])
 
-    def update(state, messages, sums, central):
-        return State(central.delta, central.opt_state), {"train/loss": central.loss}
+    def update(state, broadcasts, sums, central):
+        return central.state, {"train/loss": central.loss}
 
     nobody = lambda *_: None  # noqa: E731
     return Algorithm(init, lambda *_: [], nobody, nobody, central, update, feed)

@@ -2,71 +2,66 @@
 
 One round, wherever it runs (`x` is the model, a pytree):
 
-    messages = broadcast(state, drawn)             one per population
-    uploads  = client(term, message, batches)      at each client
-    sums     = sum over clients of summand(upload) the server sees nothing else of them
-    update   = central(state, drawn)               at the server, beside the clients
-    state, info = update(state, messages, sums, update)
+    broadcasts = broadcast(state, drawn)            at the server, one per population
+    upload     = client(term, broadcast, feed)      at each client
+    summand    = summand(upload)                    at each client: what is added up
+    sums       = the summands of a population, added up: the server sees nothing else of them
+    central    = central(state, drawn)              at the server, while the clients train
+    state, info = update(state, broadcasts, sums, central)
 
 State is what the next round needs, Info is everything else. `drawn` has, per term, the batches
 that were drawn at the server for this round, as `feed.draw` asks for them.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeVar
 
-from mixfl.problem import Params, Problem
+import jax
+
+from mixfl.problem import Central, Federated, Params, Problem
 from mixfl.settings import KEYS, Settings, check_keys
+
+# What clients read
 
 
 class Batches(NamedTuple):
-    """A client's batches, [steps, batch, ...], or batches drawn at the server, which are cut
-    into chunks of bounded size: [steps, chunks, chunk, ...]. Padded rows repeat real ones."""
+    """A client's batches, [steps, batch, ...]. Padded rows repeat real ones."""
 
-    data: Any  # dict of arrays; None for a loss without data
+    data: Any  # dict of columns
     mask: Any  # 0 = padding
+    extra: Any = None  # what a form computed for its loss (see forms/base.py)
 
 
 class ClientFeed(NamedTuple):
     batches: Batches  # the client's own
     share: Any = None  # example transfer: central examples, dict of arrays [steps, batch, ...]
-    rows: Any = None  # row-sparse: per table, the rows that the batches name (see sparse.py)
+    notes: Any = None  # per form, what it read at the host; a client's steps never see it
+    key: Any = None  # two words, for an aggregation that draws at random
 
 
-class Message(NamedTuple):
-    x: Params
-    aug: Params | None = None  # augmenting gradient, added to each of the client's own
+# What the server reads
 
 
-class Upload(NamedTuple):
-    delta: Params  # Delta_i
-    weight: Any  # p_i
-    steps: Any  # K_i
-    grads: Params | None  # sum of the client's own gradients, where Delta_i does not tell it
-    loss: Any  # sum over the steps of the client's own loss
-    rows: Any = None  # row-sparse: per table, the rows that delta has
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class AfterChunk:
+    """Calls back from a running program. It has no arrays, so it can travel with them."""
+
+    call: Callable[[], None] = dataclasses.field(metadata={"static": True})
+
+    def __call__(self, loss) -> None:
+        jax.debug.callback(lambda _: self.call(), loss)  # the loss only to wait for it
 
 
-class Sums(NamedTuple):
-    """Sums over the clients of a population."""
+class Drawn(NamedTuple):
+    """Batches drawn at the server, cut into chunks of bounded size: [steps, chunks, chunk, ...].
+    Padded rows repeat real ones."""
 
-    weighted: Params  # p_i Delta_i
-    weight: Any  # p_i
-    delta: Params | None  # Delta_i, where an algorithm needs it beside p_i Delta_i
-    grads: Params | None
-    steps: Any  # K_i
-    weighted_steps: Any  # p_i K_i
-    loss: Any
-    clients: Any  # clients that took a step
-
-
-class CentralUpdate(NamedTuple):
-    delta: Params  # Delta_c
-    opt_state: Any
-    grads: Params | None  # sum of the term's own gradients, where Delta_c does not tell it
-    loss: Any  # mean over the steps
+    data: Any  # dict of columns; None for a loss without data
+    mask: Any  # 0 = padding
+    after_chunk: AfterChunk | None = None  # called after each chunk, in long rounds
 
 
 class Draw(NamedTuple):
@@ -80,18 +75,152 @@ class Feed(NamedTuple):
     clients: bool = True  # a cohort of each population
     share: bool = False  # and central examples dealt out to its clients
     draw: tuple[Draw | None, ...] = ()  # per term, batches drawn at the server
-    own: bool = True  # a client's steps use the model through its own loss only
+
+
+# What travels
+
+
+class Broadcast(NamedTuple):
+    """What the clients of a population get."""
+
+    x: Params
+    aug: Params | None = None  # augmenting gradient, added to each of the client's own
+
+
+class Upload(NamedTuple):
+    """What a client computed."""
+
+    own: Params  # u_i: Delta_i without what the augmenting gradient alone would have changed
+    weight: Any  # p_i
+    steps: Any  # K_i
+    grads: Params | None  # sum of the client's own gradients, where u_i does not tell it
+    loss: Any  # sum over the steps of the client's own loss
+
+
+class Sums(NamedTuple):
+    """Sums over the clients of a population. Of a single client, it is its summand."""
+
+    weighted: Params  # p_i u_i
+    weight: Any  # p_i
+    unweighted: Params | None  # u_i, where an algorithm needs it beside p_i u_i
+    grads: Params | None
+    steps: Any  # K_i
+    by_steps: Any  # [K], p_i of the clients that took 1, 2, ... steps
+    loss: Any
+    clients: Any  # clients that took a step
+
+
+class CentralUpdate(NamedTuple):
+    delta: Params  # Delta_c
+    opt_state: Any
+    grads: Params | None  # sum of the term's own gradients, where Delta_c does not tell it
+    loss: Any  # mean over the steps
+
+
+# The functions
+
+
+class HasModel(Protocol):
+    @property
+    def x(self) -> Params: ...
+
+
+Info = dict[str, Any]
+
+
+class Init(Protocol):
+    def __call__(self, x: Params, /) -> Any:
+        """The state before the first round, which has the model as .x."""
+
+
+class BroadcastTo(Protocol):
+    def __call__(self, state: Any, drawn: Sequence[Drawn | None], /) -> Sequence[Any]:
+        """A Broadcast for each population."""
+
+
+class Client(Protocol):
+    def __call__(self, term: Federated, broadcast: Any, feed: ClientFeed, /) -> Any:
+        """A client's Upload."""
+
+
+class Summand(Protocol):
+    def __call__(self, upload: Any, /) -> Any:
+        """What is added up of a client: Sums."""
+
+
+class CentralWork(Protocol):
+    def __call__(self, state: Any, drawn: Sequence[Drawn | None], /) -> Any:
+        """What the server computes while the clients train, for `update`."""
+
+
+class Update(Protocol):
+    def __call__(
+        self, state: Any, broadcasts: Sequence[Any], sums: Sequence[Any], central: Any, /
+    ) -> tuple[Any, Info]:
+        """The next state. `sums` has those of each population."""
+
+
+class Phase(Protocol):
+    def __call__(self, round: int, /) -> "Algorithm":
+        """The algorithm of a round."""
 
 
 class Algorithm(NamedTuple):
-    init: Callable  # x -> state (which has the model as .x)
-    broadcast: Callable
-    client: Callable
-    summand: Callable
-    central: Callable
-    update: Callable
+    init: Init
+    broadcast: BroadcastTo
+    client: Client
+    summand: Summand
+    central: CentralWork
+    update: Update
     feed: Feed
-    phase: Callable | None = None  # round -> the Algorithm of that round, if it changes
+    phase: Phase | None = None  # where the functions change from round to round
+
+    def at(self, round: int) -> "Algorithm":
+        return self.phase(round) if self.phase else self
+
+
+C = TypeVar("C", bound=Callable)
+
+
+def own_loss_only(client: C) -> C:
+    """Marks a client function whose steps use the model through the client's own loss alone.
+
+    Only such a function may run in another form (see forms/): a form gives it other arrays in
+    place of the model's. A function without the mark always gets the model itself.
+    """
+    client.own_loss_only = True  # type: ignore[attr-defined]
+    return client
+
+
+def uses_own_loss_only(algorithm: Algorithm) -> bool:
+    return getattr(algorithm.client, "own_loss_only", False)
+
+
+# An algorithm by name
+
+
+class Auto(Protocol):
+    def __call__(self, problem: Problem, s: Settings, /) -> Any:
+        """What `auto` comes to."""
+
+
+def _weight_of(kind: type) -> Auto:
+    def weight(problem, s):
+        terms = [t for t in problem.terms if isinstance(t, kind)]
+        return float(terms[0].weight) if len(terms) == 1 else None
+
+    return weight
+
+
+AUTO: dict[str, Auto] = {
+    "central_lr": lambda problem, s: s.eta_c,
+    "central_steps": lambda problem, s: s.J,
+    "central_batch": lambda problem, s: s.cohort_size * s.client_batch,
+    "merge_lr": lambda problem, s: 1.0,
+    "pretrain_rounds": lambda problem, s: s.rounds // 2,
+    "w_f": _weight_of(Federated),
+    "w_c": _weight_of(Central),
+}
 
 
 @dataclass(frozen=True)
@@ -102,13 +231,26 @@ class Recipe:
     make: Callable[[Problem, Settings], Algorithm]
     uses: frozenset[str]  # the settings that have an effect
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
+    auto: Mapping[str, Auto] = dataclasses.field(default_factory=dict)  # other than AUTO has them
 
     def __call__(self, **settings) -> "Recipe":
         check_keys(settings, valid=KEYS, used=self.uses, by=f"'{self.id}'")
         return dataclasses.replace(self, settings=self.settings | settings)
 
+    def resolve(self, problem: Problem, s: Settings) -> Settings:
+        """The settings with each `auto` of the mathematics replaced. Engines do the same with
+        those of the machine (engine/auto.py)."""
+        open_keys = [k for k in AUTO if k in self.uses and getattr(s, k) in ("auto", None)]
+        values = {k: {**AUTO, **self.auto}[k](problem, s) for k in open_keys}
+        if "central_batch" in values:  # one number, unless the terms have too few examples for it
+            usual = values.pop("central_batch")
+            data = [t.examples for t in problem.central if t.examples is not None]
+            batches = {min(len(examples), usual) for examples in data}
+            values |= {"central_batch": batches.pop()} if len(batches) == 1 else {}
+        return dataclasses.replace(s, **values) if values else s
+
     def build(self, problem: Problem, settings: Settings) -> Algorithm:
-        return self.make(problem, settings)
+        return self.make(problem, self.resolve(problem, settings))
 
 
 RUN_KEYS = frozenset({"rounds", "seed", "eval_every", "checkpoint_every", "devices", "measure"})
@@ -124,6 +266,7 @@ AUTO_KEYS = frozenset({"cohort_size", "client_batch", "local_steps", "client_lr"
 MERGE_KEYS = frozenset({"merge_lr", "merge_opt"})
 
 
-def algorithm(id: str, *keys: frozenset[str]) -> Callable[[Callable], Recipe]:
-    """Turns `make(problem, settings) -> Algorithm` into a Recipe that uses the given keys."""
-    return lambda make: Recipe(id, make, RUN_KEYS.union(*keys))
+def algorithm(id: str, *keys: frozenset[str], **auto: Auto) -> Callable[[Callable], Recipe]:
+    """Turns `make(problem, settings) -> Algorithm` into a Recipe that uses the given keys. `auto`
+    has functions for keys whose `auto` differs from the usual one."""
+    return lambda make: Recipe(id, make, RUN_KEYS.union(*keys), auto=auto)

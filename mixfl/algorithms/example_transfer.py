@@ -23,17 +23,17 @@ def example_transfer(problem: Problem, s: Settings) -> Algorithm:
             "regularizer use baseline, which computes it at the clients."
         )
     (central_term,) = problem.central
-    shares = dict(zip(problem.populations, central_shares(problem), strict=True))
+    shares = central_shares(problem)
 
-    def client(term, message, feed):
+    def client(term, broadcast, feed):
         def grad(x, step):
             loss, g = gradient(term, x, step.batches)
             dealt = jax.tree.leaves(step.share)[0].shape[0]
             share = Batches(step.share, jnp.ones(dealt))
             _, g_share = gradient(central_term, x, share)
-            return loss, add(g, scale(shares[term], g_share))
+            return loss, add(g, scale(shares[term.name], g_share))
 
-        return client_update(term, s, message, feed, grad)
+        return client_update(term, s, broadcast, feed, grad)
 
     algorithm = fed_avg.build(problem, s)
-    return algorithm._replace(client=client, feed=algorithm.feed._replace(share=True, own=False))
+    return algorithm._replace(client=client, feed=algorithm.feed._replace(share=True))

@@ -3,9 +3,17 @@
 Central terms are left out. The changes of several populations are added: the loss is a sum.
 """
 
+import functools
 from typing import Any, NamedTuple
 
-from mixfl.algorithms.contract import CLIENT_KEYS, Algorithm, Feed, Message, algorithm
+from mixfl.algorithms.contract import (
+    CLIENT_KEYS,
+    Algorithm,
+    Broadcast,
+    Feed,
+    algorithm,
+    own_loss_only,
+)
 from mixfl.algorithms.steps import add, client_update, mean_delta, report, scale, weighted_summand
 from mixfl.errors import MixflError
 from mixfl.optimizers import make
@@ -28,18 +36,20 @@ def fed_avg(problem: Problem, s: Settings) -> Algorithm:
         return State(x, server_opt.init(x))
 
     def broadcast(state, drawn):
-        return [Message(state.x) for _ in problem.populations]
+        return [Broadcast(state.x) for _ in problem.populations]
 
-    def client(term, message, feed):
-        return client_update(term, s, message, feed)
+    @own_loss_only
+    def client(term, broadcast, feed):
+        return client_update(term, s, broadcast, feed)
 
     def central(state, drawn):
         return ()
 
-    def update(state, messages, sums, central):
-        delta = add(*map(mean_delta, sums))
+    def update(state, broadcasts, sums, central):
+        delta = add(*map(functools.partial(mean_delta, s), broadcasts, sums))
         x, server = server_opt.step(state.x, scale(-1, delta), state.server)
         return State(x, server), report(problem, sums)
 
     feed = Feed(draw=(None,) * len(problem.terms))
-    return Algorithm(init, broadcast, client, weighted_summand, central, update, feed)
+    summand = functools.partial(weighted_summand, s)
+    return Algorithm(init, broadcast, client, summand, central, update, feed)

@@ -7,7 +7,7 @@ from mixfl.algorithms.contract import (
     BATCH_KEYS,
     CLIENT_KEYS,
     Algorithm,
-    Message,
+    Broadcast,
     algorithm,
 )
 from mixfl.algorithms.fed_avg import fed_avg
@@ -24,7 +24,12 @@ from mixfl.problem import Problem
 from mixfl.settings import Settings
 
 
-@algorithm("1wgt", CLIENT_KEYS, BATCH_KEYS, AUTO_KEYS)
+def rubric(problem: Problem, s: Settings) -> int:
+    """The central batch: one gradient stands in for all steps of all clients."""
+    return s.local_steps * s.cohort_size * s.client_batch
+
+
+@algorithm("1wgt", CLIENT_KEYS, BATCH_KEYS, AUTO_KEYS, central_batch=rubric)
 def one_way_gt(problem: Problem, s: Settings) -> Algorithm:
     if not problem.central:
         raise MixflError("1wgt needs a central term, and the problem has none: use 2wgt or pt.")
@@ -37,9 +42,9 @@ def one_way_gt(problem: Problem, s: Settings) -> Algorithm:
             for term, batch in zip(problem.central, batches, strict=True)
         ]
         g_c = add(*gradients)
-        return [Message(state.x, scale(share, g_c)) for share in shares]
+        return [Broadcast(state.x, scale(share, g_c)) for share in shares.values()]
 
     algorithm = fed_avg.build(problem, s)
-    rubric = s.local_steps * s.cohort_size * s.client_batch
-    feed = algorithm.feed._replace(draw=draw_central(problem, s, 1, auto=rubric))
+    draw = draw_central(problem, s, 1, auto=rubric(problem, s))
+    feed = algorithm.feed._replace(draw=draw)
     return algorithm._replace(broadcast=broadcast, feed=feed)

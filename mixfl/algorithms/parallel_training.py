@@ -7,8 +7,6 @@ x   = MergeOpt(x, -(sum of all Delta))
 
 from typing import Any, NamedTuple
 
-import jax
-
 from mixfl.algorithms.contract import (
     AUTO_KEYS,
     CENTRAL_KEYS,
@@ -22,6 +20,7 @@ from mixfl.algorithms.steps import (
     add,
     central_batches,
     central_update,
+    difference,
     draw_central,
     mean_delta,
     report,
@@ -43,7 +42,7 @@ class State(NamedTuple):
 def parallel_training(problem: Problem, s: Settings) -> Algorithm:
     server_opt = make(s.server_opt, s.server_lr)
     central_opt = make(s.central_opt, s.eta_c)
-    merge_opt = make(s.merge_opt, 1.0 if s.merge_lr == "auto" else s.merge_lr)
+    merge_opt = make(s.merge_opt, float(s.merge_lr))
 
     def init(x):
         server = tuple(server_opt.init(x) for _ in problem.populations)
@@ -57,11 +56,12 @@ def parallel_training(problem: Problem, s: Settings) -> Algorithm:
             for term, b, opt_state in zip(problem.central, batches, state.central, strict=True)
         ]
 
-    def update(state, messages, sums, central):
+    def update(state, broadcasts, sums, central):
         deltas, server = [], []
-        for population, opt_state in zip(sums, state.server, strict=True):
-            x_f, opt_state = server_opt.step(state.x, scale(-1, mean_delta(population)), opt_state)
-            deltas.append(jax.tree.map(lambda new, old: new - old, x_f, state.x))
+        for sent, sums_j, opt_state in zip(broadcasts, sums, state.server, strict=True):
+            delta = mean_delta(s, sent, sums_j)
+            x_f, opt_state = server_opt.step(state.x, scale(-1, delta), opt_state)
+            deltas.append(difference(x_f, state.x))
             server.append(opt_state)
         deltas += [c.delta for c in central]
         x, merge = merge_opt.step(state.x, scale(-1, add(*deltas)), state.merge)

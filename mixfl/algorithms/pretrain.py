@@ -22,7 +22,7 @@ class State(NamedTuple):
     "pretrain", CLIENT_KEYS, CENTRAL_KEYS, AUTO_KEYS, frozenset({"pretrain_rounds", "rounds"})
 )
 def pretrain(problem: Problem, s: Settings) -> Algorithm:
-    rounds = s.rounds // 2 if s.pretrain_rounds == "auto" else s.pretrain_rounds
+    rounds = int(s.pretrain_rounds)
     if rounds > s.rounds:
         raise MixflError(f"pretrain_rounds = {rounds} is more than rounds = {s.rounds}.")
     first = central_alone.build(problem, s)
@@ -35,12 +35,12 @@ def pretrain(problem: Problem, s: Settings) -> Algorithm:
     def central(state, drawn):
         return first.central(CentralState(state.x, *state.central), drawn)
 
-    def update_first(state, messages, sums, central):
-        new, info = first.update(CentralState(state.x, *state.central), messages, sums, central)
+    def update_first(state, broadcasts, sums, central):
+        new, info = first.update(CentralState(state.x, *state.central), broadcasts, sums, central)
         return State(new.x, new[1:], state.server), info
 
-    def update_then(state, messages, sums, central):
-        new, info = then.update(FedAvgState(state.x, *state.server), messages, sums, central)
+    def update_then(state, broadcasts, sums, central):
+        new, info = then.update(FedAvgState(state.x, *state.server), broadcasts, sums, central)
         return State(new.x, state.central, new[1:]), info
 
     phases = (

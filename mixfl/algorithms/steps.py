@@ -1,7 +1,5 @@
 """The paper's verbs: gradient at a point, local steps, aggregation, server step."""
 
-import contextlib
-import contextvars
 import functools
 
 import jax
@@ -9,33 +7,21 @@ import jax.numpy as jnp
 
 from mixfl.algorithms.contract import (
     Batches,
+    Broadcast,
     CentralUpdate,
     ClientFeed,
     Draw,
-    Message,
+    Drawn,
     Sums,
     Upload,
 )
 from mixfl.errors import MixflError
-from mixfl.forms.lookups import Lookups, looked_up
 from mixfl.optimizers import Optimizer, make
 from mixfl.problem import Central, Problem, Term
 from mixfl.settings import Settings
 
 # Up to this many steps are written out one by one in the compiled program: faster than a loop.
 UNROLL = 4
-
-_after_chunk: contextvars.ContextVar = contextvars.ContextVar("after_chunk", default=None)
-
-
-@contextlib.contextmanager
-def after_each_chunk(call):
-    """Programs traced within call `call()` after each chunk of a batch drawn at the server."""
-    token = _after_chunk.set(call)
-    try:
-        yield
-    finally:
-        _after_chunk.reset(token)
 
 
 def add(*trees):
@@ -46,44 +32,52 @@ def scale(factor, tree):
     return jax.tree.map(lambda leaf: factor * leaf, tree)
 
 
+def difference(new, old):
+    return jax.tree.map(lambda a, b: a - b, new, old)
+
+
 def zeros(tree):
     return jax.tree.map(jnp.zeros_like, tree)
 
 
-def gradient(term: Term, x, batch: Batches):
+def gradient(term: Term, x, batch: Batches | Drawn):
     """w_j f_j(x; B) and its gradient, the mean taken over the unmasked examples of the batch."""
-    whole = None
-    if isinstance(term.loss, Lookups):
-        term, x, whole = looked_up(term, x, batch.data)
-    loss, g = jax.value_and_grad(lambda x: _loss(term, x, batch, jnp.sum(batch.mask)))(x)
-    return loss, whole(g) if whole else g
+    return _gradient(term, x, batch, jnp.sum(batch.mask))
 
 
-def _loss(term: Term, x, batch: Batches, count):
+def _gradient(term: Term, x, batch, count):
     if batch.data is None:
-        return term.weight * term.loss(x)
-    losses = term.loss(x, batch.data)
-    if losses.shape != batch.mask.shape:
-        raise MixflError(
-            f"the loss of term '{term.name}' returned shape {losses.shape} for a batch of "
-            f"{batch.mask.shape[0]} examples: it must return one loss per example, no mean or sum."
-        )
-    return term.weight * jnp.sum(losses * batch.mask) / jnp.maximum(count, 1)
+        return jax.value_and_grad(lambda x: term.weight * term.loss(x))(x)
+
+    def mean(losses):
+        if losses.shape != batch.mask.shape:
+            raise MixflError(
+                f"the loss of term '{term.name}' returned shape {losses.shape} for a batch of "
+                f"{batch.mask.shape[0]} examples: it must return one loss per example, no mean or "
+                "sum."
+            )
+        return term.weight * jnp.sum(losses * batch.mask) / jnp.maximum(count, 1)
+
+    # A form's loss knows a faster way to its gradient (see forms/base.py).
+    own_way = getattr(term.loss, "value_and_grad", None)
+    if own_way is not None:
+        return own_way(mean, x, batch)
+    return jax.value_and_grad(lambda x: mean(term.loss(x, batch.data)))(x)
 
 
-def chunked_gradient(term: Term, x, batch: Batches):
+def chunked_gradient(term: Term, x, drawn: Drawn):
     """As `gradient`, for a batch [chunks, chunk, ...]: the same sum, one chunk at a time."""
-    if batch.mask.shape[0] == 1:
-        return gradient(term, x, jax.tree.map(lambda a: a[0], batch))
-    count, tell = jnp.sum(batch.mask), _after_chunk.get()
+    if drawn.mask.shape[0] == 1:
+        return gradient(term, x, jax.tree.map(lambda a: a[0], drawn))
+    count = jnp.sum(drawn.mask)
 
     def part(total, chunk):
-        loss, g = jax.value_and_grad(lambda x: _loss(term, x, chunk, count))(x)
-        if tell is not None:  # it gets the loss only so as to wait for it
-            jax.debug.callback(lambda _: tell(), loss)
+        loss, g = _gradient(term, x, chunk, count)
+        if drawn.after_chunk is not None:
+            drawn.after_chunk(loss)
         return add(total, (loss, g)), None
 
-    return jax.lax.scan(part, (jnp.zeros(()), zeros(x)), batch)[0]
+    return jax.lax.scan(part, (jnp.zeros(()), zeros(x)), drawn)[0]
 
 
 def descend(grad, opt: Optimizer, x, batches, opt_state, active=None, aug=None, collect=False):
@@ -97,7 +91,7 @@ def descend(grad, opt: Optimizer, x, batches, opt_state, active=None, aug=None, 
         x, opt_state, grads, loss_sum = carry
         batch, active = inputs
         loss, g = grad(x, batch)
-        total = g if aug is None else add(aug, g)  # g may have Additions
+        total = g if aug is None else add(aug, g)  # in this order: a form's g may be no array
         x, opt_state = opt.step(x, total, opt_state, active)
         if active is not None:
             # Not a product: in a padded step they need not be finite.
@@ -114,7 +108,7 @@ def descend(grad, opt: Optimizer, x, batches, opt_state, active=None, aug=None, 
     return jax.lax.scan(step, carry, inputs)[0]
 
 
-def client_update(term: Term, s: Settings, message: Message, feed: ClientFeed, grad=None,
+def client_update(term, s: Settings, broadcast: Broadcast, feed: ClientFeed, grad=None,
                   collect=False) -> Upload:  # fmt: skip
     """The paper's ClientUpdate: K_i steps of a fresh ClientOpt from x.
 
@@ -125,7 +119,7 @@ def client_update(term: Term, s: Settings, message: Message, feed: ClientFeed, g
     mask = feed.batches.mask
     active = jnp.any(mask > 0, axis=1).astype(jnp.float32)
     x, _, grads, loss = descend(
-        grad, opt, message.x, feed, opt.init(message.x), active, message.aug, collect
+        grad, opt, broadcast.x, feed, opt.init(broadcast.x), active, broadcast.aug, collect
     )
     steps = jnp.sum(active)
     weight = {
@@ -133,42 +127,85 @@ def client_update(term: Term, s: Settings, message: Message, feed: ClientFeed, g
         "steps": lambda: steps,
         "uniform": lambda: jnp.minimum(steps, 1.0),
     }[s.weighting]()
-    delta = jax.tree.map(lambda new, old: new - old, x, message.x)
-    return Upload(delta, weight, steps, grads, loss)
+    delta = difference(x, broadcast.x)
+    return Upload(own_part(s, broadcast, delta, steps), weight, steps, grads, loss)
 
 
-def weighted_summand(upload: Upload) -> Sums:
-    """What FedAvg needs of one client."""
-    weighted = scale(upload.weight, upload.delta)
+# The augmenting gradient is the server's: what it alone changes is taken out at the client, and
+# put back at the server. So an upload is the client's own part, which is what to clip, noise,
+# compress or mask.
+
+
+def own_part(s: Settings, broadcast: Broadcast, delta, steps):
+    """u_i = Delta_i without what K_i steps on the augmenting gradient alone would change."""
+    if broadcast.aug is None:
+        return delta
+    opt = make(s.client_opt, s.client_lr)
+    if opt.plain:
+        return jax.tree.map(
+            lambda d, a: (d + s.client_lr * steps * a).astype(d.dtype), delta, broadcast.aug
+        )
+    count = jnp.arange(s.local_steps)
+    nothing = lambda x, _: (jnp.zeros(()), zeros(x))  # noqa: E731
+    active = (count < steps).astype(jnp.float32)
+    x = descend(nothing, opt, broadcast.x, count, opt.init(broadcast.x), active, broadcast.aug)[0]
+    return difference(delta, difference(x, broadcast.x))
+
+
+def carried(s: Settings, broadcast: Broadcast, by_steps):
+    """The sum over clients of p_i times what the augmenting gradient changed in K_i steps."""
+    opt = make(s.client_opt, s.client_lr)
+    k = jnp.arange(1, len(by_steps) + 1)
+    if opt.plain:
+        return scale(-s.client_lr * jnp.sum(by_steps * k), broadcast.aug)
+
+    def step(carry, weight):
+        x, opt_state, total = carry
+        x, opt_state = opt.step(x, broadcast.aug, opt_state)
+        return (x, opt_state, add(total, scale(weight, difference(x, broadcast.x)))), None
+
+    nothing = jax.tree.map(
+        lambda a: jnp.zeros(a.shape, jnp.result_type(a, jnp.float32)), broadcast.x
+    )
+    start = (broadcast.x, opt.init(broadcast.x), nothing)
+    return jax.lax.scan(step, start, by_steps)[0][2]
+
+
+def weighted_summand(s: Settings, upload: Upload) -> Sums:
+    """What FedAvg adds up of one client."""
+    by_steps = jnp.where(jnp.arange(1, s.local_steps + 1) == upload.steps, upload.weight, 0.0)
     return Sums(
-        weighted, upload.weight, None, upload.grads, upload.steps, upload.weight * upload.steps,
-        upload.loss, jnp.minimum(upload.steps, 1.0),
+        scale(upload.weight, upload.own), upload.weight, None, upload.grads, upload.steps,
+        by_steps, upload.loss, jnp.minimum(upload.steps, 1.0),
     )  # fmt: skip
 
 
-def mean_delta(sums: Sums):
+def mean_delta(s: Settings, broadcast: Broadcast, sums: Sums):
     """Delta = sum p_i Delta_i / sum p_i, and 0 where no client is left."""
-    return scale(1 / jnp.maximum(sums.weight, 1e-30), sums.weighted)
+    total = sums.weighted
+    if broadcast.aug is not None:
+        total = add(total, carried(s, broadcast, sums.by_steps))
+    return scale(1 / jnp.maximum(sums.weight, 1e-30), total)
 
 
-def central_update(term: Central, s: Settings, x, batches: Batches, opt_state, aug=None,
+def central_update(term: Central, s: Settings, x, drawn: Drawn, opt_state, aug=None,
                    collect=False) -> CentralUpdate:  # fmt: skip
     """J steps of CentralOpt on the term from x; the optimizer keeps its state."""
     grad = functools.partial(chunked_gradient, term)
     opt = make(s.central_opt, s.eta_c)
-    x_c, opt_state, grads, loss = descend(grad, opt, x, batches, opt_state, None, aug, collect)
-    delta = jax.tree.map(lambda new, old: new - old, x_c, x)
-    return CentralUpdate(delta, opt_state, grads, loss / batches.mask.shape[0])
+    x_c, opt_state, grads, loss = descend(grad, opt, x, drawn, opt_state, None, aug, collect)
+    return CentralUpdate(difference(x_c, x), opt_state, grads, loss / drawn.mask.shape[0])
 
 
-def central_shares(problem: Problem) -> list[float]:
+def central_shares(problem: Problem) -> dict[str, float]:
     """The part of the central terms that each population carries where clients compute with
     them: in full at each, they would count as often as there are populations."""
-    weights = [term.weight for term in problem.populations]
-    return [w / sum(weights) if sum(weights) else 1 / len(weights) for w in weights]
+    weights = {term.name: term.weight for term in problem.populations}
+    total = sum(weights.values())
+    return {name: w / total if total else 1 / len(weights) for name, w in weights.items()}
 
 
-def central_batches(problem: Problem, drawn) -> list[Batches]:
+def central_batches(problem: Problem, drawn) -> list[Drawn]:
     return [b for t, b in zip(problem.terms, drawn, strict=True) if isinstance(t, Central)]
 
 

@@ -5,7 +5,6 @@ Every delta then carries the whole mixed gradient, and the merge adds them: with
 step is m times as long, so merge_lr defaults to 1/m.
 """
 
-import dataclasses
 from typing import NamedTuple
 
 import jax
@@ -17,8 +16,9 @@ from mixfl.algorithms.contract import (
     CLIENT_KEYS,
     MERGE_KEYS,
     Algorithm,
-    Message,
+    Broadcast,
     algorithm,
+    own_loss_only,
 )  # fmt: skip
 from mixfl.algorithms.parallel_training import State as PTState
 from mixfl.algorithms.parallel_training import parallel_training
@@ -26,6 +26,7 @@ from mixfl.algorithms.steps import (
     add,
     central_update,
     client_update,
+    difference,
     scale,
     weighted_summand,
     zeros,
@@ -44,7 +45,10 @@ class State(NamedTuple):
         return self.pt.x
 
 
-@algorithm("2wgt", CLIENT_KEYS, CENTRAL_KEYS, AUTO_KEYS, MERGE_KEYS)
+@algorithm(
+    "2wgt", CLIENT_KEYS, CENTRAL_KEYS, AUTO_KEYS, MERGE_KEYS,
+    merge_lr=lambda problem, s: 1 / len(problem.terms),
+)  # fmt: skip
 def two_way_gt(problem: Problem, s: Settings) -> Algorithm:
     terms = problem.terms
     # Plain SGD: the gradients follow from the deltas. Otherwise they are added up on the way.
@@ -62,19 +66,20 @@ def two_way_gt(problem: Problem, s: Settings) -> Algorithm:
 
     def broadcast(state, drawn):
         return [
-            Message(state.x, aug)
+            Broadcast(state.x, aug)
             for term, aug in zip(terms, augment(state.gt), strict=True)
             if isinstance(term, Federated)
         ]
 
-    def client(term, message, feed):
-        return client_update(term, s, message, feed, collect=collect_f)
+    @own_loss_only
+    def client(term, broadcast, feed):
+        return client_update(term, s, broadcast, feed, collect=collect_f)
 
     def summand(upload):
-        # sum Delta_i is needed beside sum p_i Delta_i, unless they are the same or grads are sent.
-        sums = weighted_summand(upload)
+        # sum u_i is needed beside sum p_i u_i, unless they are the same or gradients are sent.
+        sums = weighted_summand(s, upload)
         same = collect_f or s.weighting == "uniform"
-        return sums if same else sums._replace(delta=upload.delta)
+        return sums if same else sums._replace(unweighted=upload.own)
 
     def central(state, drawn):
         aug = augment(state.gt)
@@ -85,12 +90,12 @@ def two_way_gt(problem: Problem, s: Settings) -> Algorithm:
             if not isinstance(term, Federated)
         ]
 
-    def update(state, messages, sums, central):
-        merged, info = parallel.update(state.pt, messages, sums, central)
+    def update(state, broadcasts, sums, central):
+        merged, info = parallel.update(state.pt, broadcasts, sums, central)
         aug = augment(state.gt)
         fed, cent = iter(sums), iter(central)
         gt = tuple(
-            federated_gt(next(fed), aug_j, gt_j)
+            federated_gt(next(fed), gt_j)
             if isinstance(term, Federated)
             else central_gt(next(cent), aug_j)
             for term, aug_j, gt_j in zip(terms, aug, state.gt, strict=True)
@@ -102,24 +107,24 @@ def two_way_gt(problem: Problem, s: Settings) -> Algorithm:
         if collect_c:
             return scale(1 / s.J, c.grads)
         mean = scale(-1 / (s.eta_c * s.J), c.delta)
-        return mean if aug is None else jax.tree.map(lambda m, a: m - a, mean, aug)
+        return mean if aug is None else difference(mean, aug)
 
-    def federated_gt(sums, aug, gt):
-        """gt_f' = -sum Delta_i / (eta sum K_i) - gt_c; without any client step it stays."""
+    def federated_gt(sums, gt):
+        """gt_f' = -sum Delta_i / (eta sum K_i) - gt_c; without any client step it stays.
+
+        Each client has taken the gt_c that it was sent out of its Delta_i: that leaves u_i.
+        """
         steps = jnp.maximum(sums.steps, 1)
         if collect_f:
             new = scale(1 / steps, sums.grads)
         else:
-            delta = sums.weighted if sums.delta is None else sums.delta
-            new = scale(-1 / (s.client_lr * steps), delta)
-            if aug is not None:
-                new = jax.tree.map(lambda m, a: m - a, new, aug)
+            own = sums.weighted if sums.unweighted is None else sums.unweighted
+            new = scale(-1 / (s.client_lr * steps), own)
         return jax.tree.map(
             lambda new, old: jnp.where(sums.steps > 0, new.astype(old.dtype), old), new, gt
         )
 
-    merge_lr = 1 / len(terms) if s.merge_lr == "auto" else s.merge_lr
-    parallel = parallel_training.build(problem, dataclasses.replace(s, merge_lr=merge_lr))
+    parallel = parallel_training.build(problem, s)
     return parallel._replace(
         init=init, broadcast=broadcast, client=client, summand=summand, central=central,
         update=update,

@@ -1,8 +1,6 @@
-"""The simulator: who takes part and what is read, the compiled round, the loop over rounds."""
+"""What runs rounds: the protocol (base.py), and the simulator that implements it."""
 
-from mixfl.engine.simulator import RoundResult, Simulator
-from mixfl.process.memory import keep_freed_memory
+from mixfl.engine.base import Engine, Progress, RoundBytes, RoundResult
+from mixfl.engine.simulator import Simulator
 
-__all__ = ["RoundResult", "Simulator"]
-
-keep_freed_memory()  # the earlier the better
+__all__ = ["Engine", "Progress", "RoundBytes", "RoundResult", "Simulator"]

@@ -1,22 +1,29 @@
-"""What the simulator chooses where the settings say `auto`: devices, tables, first layers."""
+"""What an engine chooses where the settings say `auto`: the clients' forms, devices, chunks.
 
+The `auto` of the mathematics is resolved elsewhere (`Recipe.resolve`).
+"""
+
+import dataclasses
 import os
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 import jax
 
+from mixfl.aggregation import Chain
 from mixfl.algorithms.contract import Algorithm
 from mixfl.engine import processes
-from mixfl.engine.feeding import Feeder
-from mixfl.engine.summing import small_model
 from mixfl.errors import MixflError
-from mixfl.forms.low_rank import first_layers, pays
-from mixfl.forms.rows import tables, why_dense
-from mixfl.optimizers import make
-from mixfl.problem import Params, Problem
+from mixfl.forms import CHOOSE, low_rank
+from mixfl.forms.base import Candidate, Form, Refused
+from mixfl.forms.low_rank import LowRank
+from mixfl.forms.rows import RowForm
+from mixfl.problem import Federated, Params, Problem
 from mixfl.settings import Settings
 from mixfl.trees import named_leaves
 
 LARGE_PARAMETER = 2**20  # numbers; measured, see docs/simulator.md
+SMALL_MODEL = 2**14  # numbers that a client trains
 
 
 def model_shapes(problem: Problem) -> Params | None:
@@ -27,45 +34,70 @@ def model_shapes(problem: Problem) -> Params | None:
         return None
 
 
-def row_sparse_tables(problem: Problem, x: Params, algorithm: Algorithm, s: Settings) -> dict:
-    """Per population's name, the tables of which its clients get only their rows."""
-    if not any(t.rows for t in problem.populations):
-        if s.tables == "rows":
-            raise MixflError("tables = rows, but no term marks a table (rows=... of Federated).")
-        return {}
-    if why_dense(algorithm, s) or x is None:
-        return {}
-    return {term.name: tables(term, x) for term in problem.populations}
+class Forms(NamedTuple):
+    """The forms of each population, by its name, and why others are not used."""
+
+    of: Mapping[str, tuple[Form, ...]]
+    refused: tuple[Refused, ...] = ()
+
+    @property
+    def tables(self) -> dict[str, Mapping]:
+        """Per population, the tables of which its clients have only their rows."""
+        return {n: f.tables for n, fs in self.of.items() for f in fs if isinstance(f, RowForm)}
+
+    @property
+    def low_rank(self) -> dict[str, list[str]]:
+        """Per population, the weights in the low-rank form."""
+        return {n: list(f.weights) for n, fs in self.of.items() for f in fs
+                if isinstance(f, LowRank)}  # fmt: skip
 
 
-def low_rank_layers(
-    problem: Problem, x: Params, algorithm: Algorithm, s: Settings, feeder: Feeder
-) -> dict:
-    """Per population's name, the weights that clients train in the low-rank form."""
-    if s.first_layer == "plain" or not algorithm.feed.clients:
-        return {}
-    found: dict[str, list[str]] = {}
-    exact = algorithm.feed.own and make(s.client_opt, s.client_lr).plain
-    exact = exact and s.aggregation == "mean"
-    for term, rows, steps in zip(problem.populations, feeder.batch, feeder.steps, strict=True):
-        try:
-            layers = first_layers(term, x, rows)
-        except Exception:  # the preflight says what is wrong with the loss
-            continue
-        wanted = [n for n, v in layers.items() if s.first_layer == "low-rank" or pays(v, steps)]
-        if exact and wanted:
-            found[term.name] = wanted
-    if s.first_layer == "low-rank" and not found:
-        raise MixflError(
-            "first_layer = low-rank, but no loss has a dense layer on raw inputs whose weights are "
-            "used nowhere else, the clients' steps are not plain SGD on their own loss, or the "
-            "aggregation is not the mean. Set first_layer = auto."
-        )
+def client_batches(term: Federated, s: Settings) -> tuple[int, int]:
+    """Steps and batch to which clients are padded: what the largest one can fill."""
+    if not term.here:
+        return s.local_steps, s.client_batch
+    largest = int(term.clients.sizes().max())
+    return min(s.local_steps, -(-largest // s.client_batch)), min(s.client_batch, largest)
+
+
+def choose_forms(
+    problem: Problem, x: Params | None, algorithm: Algorithm, s: Settings, aggregation: Chain
+) -> Forms:
+    """Where the algorithm has clients, and the model's shapes are known."""
+    if s.tables == "rows" and not any(t.rows for t in problem.populations):
+        raise MixflError("tables = rows, but no term marks a table (rows=... of Federated).")
+    if x is None or not algorithm.feed.clients:
+        return Forms({t.name: () for t in problem.populations})
+    forms, refused = {}, dict[str, Refused]()
+    for term in problem.populations:
+        steps, batch = client_batches(term, s)
+        chosen: list[Form] = []
+        for choose in CHOOSE:
+            form = choose(
+                Candidate(term, x, algorithm, s, steps, batch, s.aggregation != "mean",
+                          aggregation.squares, chosen)
+            )  # fmt: skip
+            if isinstance(form, Refused):
+                refused.setdefault(choose.__module__, form)
+            elif form is not None:
+                chosen.append(form)
+        forms[term.name] = tuple(chosen)
+    found = Forms(forms, tuple(refused.values()))
+    if s.first_layer == "low-rank" and not found.low_rank:
+        raise low_rank.required(refused.get(low_rank.__name__, "the clients are elsewhere"))
     return found
 
 
+def trains_few_numbers(x: Params, forms: tuple[Form, ...]) -> bool:
+    """Does a client train so few numbers that beginning a step costs more than the step?"""
+    numbers = {n: leaf.size for n, leaf in named_leaves(x).items()}
+    for form in forms:
+        numbers = form.trained(numbers)
+    return sum(numbers.values()) <= SMALL_MODEL
+
+
 def choose_devices(
-    problem: Problem, x: Params, algorithm: Algorithm, s: Settings, low_rank: dict, feeder: Feeder
+    problem: Problem, x: Params | None, algorithm: Algorithm, s: Settings, forms: Forms
 ) -> int:
     """The devices that share a cohort. Where `auto` on a CPU (of each process):
 
@@ -78,31 +110,28 @@ def choose_devices(
     if s.devices == "auto":
         if jax.default_backend() != "cpu":
             return available
-        parameters = named_leaves(x)
-        large = any(p.size >= LARGE_PARAMETER for p in parameters.values())
-        if x is None or large or low_rank or not algorithm.feed.clients:
+        if x is None or forms.low_rank or not algorithm.feed.clients:
             return count
-        small = all(
-            small_model(parameters, feeder.most_rows(j) if t.name in feeder.tables else {})
-            for j, t in enumerate(problem.populations)
-        )
+        if any(p.size >= LARGE_PARAMETER for p in jax.tree.leaves(x)):
+            return count
+        small = all(trains_few_numbers(x, forms.of[t.name]) for t in problem.populations)
         return max(count, available - count) if small else available
     if s.devices % count:
         raise MixflError(
             f"devices = {s.devices}, but there are {count} processes: give a multiple of {count} "
-            "(of each process as many are used)."
+            "(each process uses its share)."
         )
     if s.devices > available:
         raise MixflError(
-            f"devices = {s.devices}, but JAX has {available}. On a CPU, as many as wanted are made "
-            "by the command line, or by jax.config.update('jax_num_cpu_devices', n) at the start "
-            f"of a program ({os.cpu_count()} cores here)."
+            f"devices = {s.devices}, but JAX has {available}. On a CPU, the command line makes as "
+            "many as are asked for; a program of your own does so at its start, with "
+            f"mixfl.prepare_process(devices=n) ({os.cpu_count()} cores here)."
         )
     return s.devices
 
 
 def _one_device(s: Settings, processes: int) -> int:
-    """Where all uploads of a cohort are held at once."""
+    """Where all summands of a cohort are held at once."""
     chunked = s.cohort_chunk != "auto" and s.cohort_chunk < s.cohort_size
     if processes > 1 or s.devices not in ("auto", 1) or chunked:
         raise MixflError(
@@ -110,3 +139,14 @@ def _one_device(s: Settings, processes: int) -> int:
             "devices = 1 and leave cohort_chunk out, and train in one process."
         )
     return 1
+
+
+def resolved(s: Settings, chunk: int, devices: int, forms: Forms) -> Settings:
+    """The settings with what was chosen."""
+    chosen: dict[str, Any] = dict(
+        cohort_chunk=chunk,
+        devices=devices,
+        tables="rows" if any(forms.tables.values()) else "dense",
+        first_layer="low-rank" if forms.low_rank else "plain",
+    )
+    return dataclasses.replace(s, **{k: v for k, v in chosen.items() if getattr(s, k) == "auto"})

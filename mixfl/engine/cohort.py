@@ -9,7 +9,7 @@ import numpy as np
 
 from mixfl.engine.seeds import generators
 
-COHORT, ORDER, CENTRAL, POOLED, SHARE = range(5)
+COHORT, ORDER, CENTRAL, POOLED, SHARE, KEY = range(6)
 
 
 def generator(seed: int, round: int, what: int, *which: int) -> np.random.Generator:
@@ -40,6 +40,15 @@ def cohort_rows(seed, round, population, clients, first, sizes, steps, batch):
     rows += np.asarray(first)[:, None]
     mask = np.arange(size) < held[:, None]
     return rows.reshape(-1, steps, batch), mask.reshape(-1, steps, batch).astype(np.float32)
+
+
+def client_keys(seed: int, round: int, population: int, clients) -> np.ndarray:
+    """[clients, 2] words for what a client draws at random in a round."""
+    words = [
+        np.random.SeedSequence([seed, round, KEY, population, int(i)]).generate_state(2)
+        for i in clients
+    ]
+    return np.array(words, np.uint32).reshape(-1, 2)
 
 
 def drawn_rows(rng: np.random.Generator, n: int, steps: int, batch: int) -> np.ndarray:

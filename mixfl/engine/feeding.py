@@ -9,15 +9,16 @@ a NumPy buffer in place while a round still runs, so none is ever written to aga
 import copy
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from mixfl.algorithms.contract import Algorithm, Batches, ClientFeed, Draw
+from mixfl.algorithms.contract import Algorithm, Batches, ClientFeed, Draw, Drawn
 from mixfl.engine import cohort
+from mixfl.engine.auto import client_batches
 from mixfl.errors import MixflError
-from mixfl.forms.rows import renumber
+from mixfl.forms.base import Form
 from mixfl.problem import Problem
 from mixfl.settings import Settings
 
@@ -27,7 +28,7 @@ DRAWN_BYTES = 8 << 30
 
 class Piece(NamedTuple):
     round: int
-    drawn: Any  # per term, Batches or None; only in a round's first piece
+    drawn: Any  # per term, Drawn or None; only in a round's first piece
     clients: tuple  # per population, ClientFeed with leaves [clients of the chunk, ...]
     last: bool  # the round ends with this piece
 
@@ -68,13 +69,13 @@ class Draws:
         process, processes = self.own
         return slice(n // processes * process, n // processes * (process + 1))
 
-    def _draw(self, round: int, j: int, draw: Draw | None) -> Batches | None:
+    def _draw(self, round: int, j: int, draw: Draw | None) -> Drawn | None:
         if draw is None:
             return None
         term, s = self.problem.terms[j], self.s
         if term.examples is None:
             own = self.devices // self.own[1]
-            return Batches(None, np.ones((draw.steps, 1, own), np.float32))
+            return Drawn(None, np.ones((draw.steps, 1, own), np.float32))
         what = cohort.POOLED if term in self.problem.populations else cohort.CENTRAL
         rng = cohort.generator(s.seed, round, what, j)
         rows = cohort.drawn_rows(rng, len(term.examples), draw.steps, draw.batch)
@@ -86,18 +87,20 @@ class Draws:
         padded = rows[:, place % draw.batch].reshape(shape)
         mask = np.broadcast_to((place < draw.batch).reshape(shape[1:]), shape).astype(np.float32)
         mine = self._own(chunk)
-        return Batches(term.examples.take(padded[:, :, mine]), mask[:, :, mine])
+        return Drawn(term.examples.take(padded[:, :, mine]), mask[:, :, mine])
 
 
 class Feeder(Draws):
     """Those, and the batches of the clients."""
 
     def __init__(
-        self, problem: Problem, s: Settings, devices: int = 1, tables: Any = None,
-        own: tuple[int, int] = (0, 1),
+        self, problem: Problem, s: Settings, devices: int = 1,
+        forms: Mapping[str, Sequence[Form]] | None = None, own: tuple[int, int] = (0, 1),
+        keys: bool = False,
     ):  # fmt: skip
         super().__init__(problem, s, devices, own)
-        self.tables = tables or {}  # per population's name, its row-sparse tables
+        self.forms = forms or {}  # of each population, by its name
+        self.keys = keys  # clients draw at random
         self.starts = [np.asarray(t.clients.offsets) for t in problem.populations]
         for term in problem.populations:
             if s.cohort_size > len(term.clients):
@@ -105,10 +108,8 @@ class Feeder(Draws):
                     f"cohort_size = {s.cohort_size}, but the population '{term.name}' has "
                     f"{len(term.clients)} clients: lower it to at most {len(term.clients)}."
                 )
-        # No client is padded beyond what the largest one can fill.
-        largest = [int(t.clients.sizes().max()) for t in problem.populations]
-        self.batch = [min(s.client_batch, n) for n in largest]
-        self.steps = [min(s.local_steps, -(-n // s.client_batch)) for n in largest]
+        shapes = [client_batches(t, s) for t in problem.populations]
+        self.steps, self.batch = [k for k, _ in shapes], [b for _, b in shapes]
         per_client = max(
             [1, *(t.examples.example_bytes * k * b for t, k, b in
                   zip(problem.populations, self.steps, self.batch, strict=True))]
@@ -171,23 +172,13 @@ class Feeder(Draws):
             dealt = shares[population][start : start + count, :steps]
             dealt = dealt[np.minimum(np.arange(count), len(dealt) - 1)]
             share = self.problem.central[0].examples.take(dealt)  # type: ignore[union-attr]
-        data, marked = term.examples.take(rows), self.tables.get(term.name)
-        if not marked:
-            return ClientFeed(Batches(data, mask), share)
-        data, ids = renumber(data, marked, self.most_rows(population))
-        return ClientFeed(Batches(data, mask), share, ids)
-
-    def most_rows(self, population: int) -> dict[str, int]:
-        """Per table, the most rows that a client's batches can name."""
-        term = self.problem.populations[population]
-        examples = self.steps[population] * self.batch[population]
-        return {
-            name: min(
-                table.rows,
-                examples * sum(int(np.prod(term.examples.columns[c].shape)) for c in table.columns),
-            )
-            for name, table in self.tables[term.name].items()
-        }
+        feed = ClientFeed(Batches(term.examples.take(rows), mask), share)
+        if self.keys:
+            keys = cohort.client_keys(s.seed, round, population, chosen)
+            feed = feed._replace(key=np.concatenate([keys, np.repeat(keys[:1], missing, 0)]))
+        for form in self.forms.get(term.name, ()):
+            feed = form.read(feed)
+        return feed
 
     def _deal(self, round: int) -> np.ndarray:
         """[populations, S, K, |B_i|] rows of the central term."""

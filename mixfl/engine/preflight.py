@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mixfl.algorithms.contract import Message
+from mixfl.algorithms.contract import Broadcast
 from mixfl.engine.simulator import check_params
 from mixfl.errors import MixflError
 from mixfl.forms.rows import renumber, restrict, tables
@@ -85,7 +85,7 @@ def check_rows(term: Federated, x) -> None:
     named = {c: len(held[n]) for n, table in marked.items() for c in table.columns}
     for reverse in (False, True):
         order = slice(None, None, -1 if reverse else 1)
-        own = restrict(Message(x), {name: rows[order] for name, rows in held.items()}).x
+        own = restrict(Broadcast(x), {name: rows[order] for name, rows in held.items()}).x
         columns = {
             name: named[name] - 1 - column[0] if reverse and name in named else column[0]
             for name, column in local.items()

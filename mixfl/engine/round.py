@@ -4,7 +4,7 @@ the work at the server.
 With several devices each sums over its part of the cohort, and the sums are added up.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -13,12 +13,12 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from mixfl.aggregation.clipping import Clipping, remember
-from mixfl.algorithms.contract import Algorithm
-from mixfl.algorithms.steps import add, after_each_chunk
+from mixfl.aggregation import Chain
+from mixfl.algorithms.contract import AfterChunk, Algorithm
+from mixfl.algorithms.steps import add
 from mixfl.engine import processes
-from mixfl.engine.summing import Scan, Summed, finite, singly
-from mixfl.forms.rows import Table
+from mixfl.engine.auto import Forms
+from mixfl.engine.summing import Population, Summed, finite
 from mixfl.problem import Problem
 from mixfl.settings import Settings
 
@@ -30,7 +30,7 @@ class State(NamedTuple):
     """What the next round needs."""
 
     algorithm: Any
-    norms: tuple = ()  # per population, what its clients' norms have been, if they are clipped
+    aggregation: tuple = ()  # per population, the state of its aggregation
 
     @property
     def x(self):
@@ -38,32 +38,27 @@ class State(NamedTuple):
 
 
 class Carry(NamedTuple):
-    """Per population, what is summed over clients."""
+    """What is summed over clients."""
 
-    sums: tuple
+    sums: tuple  # per population
     rejected: Any  # clients left out because their update was not finite
-    clipped: Any  # clients whose own part was shortened
+    counts: dict[str, Any]  # what the aggregation counted
 
 
 class Round:
     """The programs of one algorithm: `whole` for a round in one piece, and its three parts.
 
     `after_chunk`, if given, is called from the running program after each chunk of the batches
-    drawn at the server. JAX keeps no program that calls back in its cache on disk. `low_rank` has,
-    by population, the weights that clients train in the low-rank form (see lowrank.py), `tables`
-    those of which they have only their rows (see sparse.py).
+    drawn at the server. JAX keeps no program that calls back in its cache on disk.
     """
 
     def __init__(
-        self, algorithm: Algorithm, problem: Problem, devices: int = 1, after_chunk: Any = None,
-        low_rank: Mapping[str, Collection[str]] | None = None,
-        tables: Mapping[str, Mapping[str, Table]] | None = None, settings: Settings | None = None,
+        self, algorithm: Algorithm, problem: Problem, s: Settings, aggregation: Chain,
+        forms: Forms, devices: int = 1, after_chunk: Callable[[], None] | None = None,
     ):  # fmt: skip
-        self.algorithm, self.problem, self.devices = algorithm, problem, devices
-        self.settings = settings or Settings(clip="off")
-        clips = algorithm.feed.clients and self.settings.clip != "off"
-        self.clipping = Clipping(self.settings) if clips else None
-        self.after_chunk, self.low_rank, self.tables = after_chunk, low_rank or {}, tables or {}
+        self.algorithm, self.problem, self.settings = algorithm, problem, s
+        self.aggregation, self.forms = aggregation, forms
+        self.after_chunk = AfterChunk(after_chunk) if after_chunk else None
         self.traces = 0
         self.shapes: Any = None  # of the sums
         self.mesh = Mesh(np.array(processes.devices(devices)), (AXIS,)) if devices > 1 else None
@@ -82,37 +77,38 @@ class Round:
 
     def _whole(self, state, drawn, clients):
         self.traces += 1
-        messages = self._begin(state, drawn)
-        carry, norms = self._sum(messages, clients, state.norms)
-        return self._finish(state, drawn, messages, carry, [norms])
+        broadcasts = self._begin(state, drawn)
+        carry, reports = self._sum(broadcasts, clients, state.aggregation)
+        return self._finish(state, drawn, broadcasts, carry, [reports])
 
     def _begin(self, state, drawn):
-        with after_each_chunk(self.after_chunk):
-            return self.algorithm.broadcast(state.algorithm, drawn)
+        return self.algorithm.broadcast(state.algorithm, self._told(drawn))
 
-    def _accumulate(self, carry, messages, clients, norms):
-        """A chunk of the cohort: the sums so far, and its clients' norms."""
+    def _accumulate(self, carry, broadcasts, clients, aggregation):
+        """A chunk of the cohort: the sums so far, and its clients' reports."""
         self.traces += 1
-        more, norms = self._sum(messages, clients, norms)
-        return add(carry, more), norms
+        more, reports = self._sum(broadcasts, clients, aggregation)
+        return add(carry, more), reports
 
-    def _finish(self, state, drawn, messages, carry, norms):
-        """`norms` has those of each chunk's clients, per population."""
-        with after_each_chunk(self.after_chunk):
-            central = self.algorithm.central(state.algorithm, drawn)
-        after, info = self.algorithm.update(state.algorithm, messages, carry.sums, central)
-        info = {**info, "clients/rejected": carry.rejected, "finite": finite(after)}
-        if self.clipping is None:
-            return State(after, state.norms), info
-        kept = [
-            remember(before, jnp.concatenate(chunks, axis=1))
-            for before, *chunks in zip(state.norms, *norms, strict=True)
+    def _finish(self, state, drawn, broadcasts, carry, reports):
+        """`reports` has those of each chunk's clients, per population."""
+        central = self.algorithm.central(state.algorithm, self._told(drawn))
+        after, info = self.algorithm.update(state.algorithm, broadcasts, carry.sums, central)
+        info = {**info, **carry.counts, "clients/rejected": carry.rejected, "finite": finite(after)}
+        if not self.algorithm.feed.clients:
+            return State(after, state.aggregation), info
+        aggregation = [
+            self.aggregation.next(before, jax.tree.map(lambda *a: jnp.concatenate(a), *chunks))
+            for before, *chunks in zip(state.aggregation, *reports, strict=True)
         ]
-        return State(after, tuple(kept)), {**info, "clients/clipped": carry.clipped}
+        return State(after, tuple(aggregation)), info
 
-    def empty(self, messages, clients, norms) -> Carry:
+    def _told(self, drawn):
+        return [d and d._replace(after_chunk=self.after_chunk) for d in drawn]
+
+    def empty(self, broadcasts, clients, aggregation) -> Carry:
         if self.shapes is None:
-            self.shapes = jax.eval_shape(self._sum, messages, clients, norms)[0]
+            self.shapes = jax.eval_shape(self._sum, broadcasts, clients, aggregation)[0]
         return self.place(jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), self.shapes))
 
     def place(self, tree):
@@ -135,36 +131,39 @@ class Round:
             lambda part: jax.make_array_from_process_local_data(sharding, part), tree
         )
 
-    def _sum(self, messages, clients, norms) -> tuple[Carry, tuple]:
-        """Sums over the cohort (or a chunk of it) of every population, and its clients' norms."""
+    def _sum(self, broadcasts, clients, aggregation) -> tuple[Carry, tuple]:
+        """Sums over the cohort (or a chunk of it) of every population, and its clients' reports."""
         if self.mesh is not None and clients:
 
-            def shard(messages, clients, norms):
-                carry, found = self._scan_all(messages, clients, norms)
-                return jax.lax.psum(carry, AXIS), found
+            def shard(broadcasts, clients, aggregation):
+                carry, reports = self._sum_all(broadcasts, clients, aggregation)
+                return jax.lax.psum(carry, AXIS), reports
 
             return jax.shard_map(
                 shard, mesh=self.mesh, in_specs=(P(), P(AXIS), P()), out_specs=P(), check_vma=False
-            )(messages, clients, norms)
-        return self._scan_all(messages, clients, norms)
+            )(broadcasts, clients, aggregation)
+        return self._sum_all(broadcasts, clients, aggregation)
 
-    def _scan_all(self, messages, clients, norms) -> tuple[Carry, tuple]:
-        sums, rejected, clipped, found = [], jnp.int32(0), jnp.int32(0), []
-        for j, (term, message, feed) in enumerate(
-            zip(self.problem.populations, messages, clients, strict=False)
-        ):
-            summed = self._summed(term, message, feed, norms[j] if norms else None)
-            sums.append(summed.sums)
-            found.append(summed.norms)
-            rejected += summed.rejected
-            clipped += summed.clipped
-        return Carry(tuple(sums), rejected, clipped), tuple(found)
+    def _sum_all(self, broadcasts, clients, aggregation) -> tuple[Carry, tuple]:
+        if not clients:
+            return Carry((), jnp.int32(0), {}), ()
+        summed = [
+            self._summed(*of_population)
+            for of_population in zip(
+                self.problem.populations, broadcasts, clients, aggregation, strict=True
+            )
+        ]
+        rejected = sum(s.rejected for s in summed)
+        counts = add(*(s.counts for s in summed))
+        return Carry(tuple(s.sums for s in summed), rejected, counts), tuple(
+            s.reports for s in summed
+        )
 
-    def _summed(self, term, message, feed, before) -> Summed:
-        """Over the clients of a population; `before` has the norms of the rounds before."""
+    def _summed(self, term, broadcast, feeds, state) -> Summed:
+        population = Population(
+            self.algorithm, self.aggregation, self.forms.of[term.name],
+            AXIS if self.mesh is not None else None,
+        )  # fmt: skip
         if self.settings.aggregation != "mean":
-            return singly(self.algorithm, self.settings, self.clipping, term, message, feed, before)
-        return Scan(
-            self.algorithm, self.clipping, self.low_rank.get(term.name, ()),
-            self.tables.get(term.name, {}), AXIS if self.mesh is not None else None,
-        ).sum(term, message, feed, before)  # fmt: skip
+            return population.compared(self.settings, term, broadcast, feeds, state)
+        return population.sum(term, broadcast, feeds, state)

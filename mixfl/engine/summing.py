@@ -1,44 +1,50 @@
 """The sums over a population's clients, inside the compiled round.
 
-`Scan` scans over the clients with the sums in the carry: neither the clients' models nor their
-changes are stacked (on a CPU, batched products of per-client weights are slow), but for small ones,
-which train in groups.
+`Population.sum` scans over the clients with the sums in the carry: neither the clients' models nor
+their changes are stacked. (On a CPU, batched products of per-client weights are slow.) Small models
+are the exception: their clients train in groups.
 
-A client whose update is not finite must not reach the sums. Looking at every update costs a
-pass over the model per client; so the scan runs without looking, and only if the sums turn out
-not to be finite, a second one in the same program runs that looks. It also runs where a client's
-norm lies between the limit that the rounds before gave and the one that all norms give.
+A client whose update is not finite must not reach the sums. Looking at every update costs a pass
+over the model per client. So the scan runs without looking. Only if the sums turn out not to be
+finite, a second scan in the same program looks. It also runs where the aggregation would have
+encoded differently had it known the reports of all clients.
 
-Low-rank layers (see lowrank.py) are summed after the scan, in one product.
-
-`singly` holds all uploads at once, for aggregations that compare them.
+`Population.compared` holds all summands at once, for aggregations that compare them.
 """
 
 import functools
-from collections.abc import Collection, Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from mixfl.aggregation.clipping import Clipping, Form
+from mixfl.aggregation import Chain
 from mixfl.aggregation.robust import robust_sums
-from mixfl.algorithms.contract import Algorithm, ClientFeed, Message
-from mixfl.forms.low_rank import PRODUCTS, is_local, low_rank
-from mixfl.forms.rows import Rows, Table, add_rows, at_own_size, sum_of_group, zeros_for
+from mixfl.algorithms.contract import Algorithm, Broadcast, ClientFeed
+from mixfl.engine.auto import trains_few_numbers
+from mixfl.forms.base import (
+    Form,
+    add_to,
+    client_summand,
+    is_part,
+    map_parts,
+    start,
+    sum_of_group,
+    zeros_for,
+)
 from mixfl.problem import Federated
 from mixfl.settings import Settings
-from mixfl.trees import name
 
-SMALL_MODEL, GROUP = 2**14, 10  # so many clients of so few numbers each train at once
+GROUP = 10  # clients that train at once, where they train few numbers
 
 
 class Summed(NamedTuple):
     sums: Any
     rejected: Any  # clients left out because their update was not finite
-    clipped: Any  # clients whose own part was shortened
-    norms: Any  # of all clients, those of other devices too, [kinds, clients]; None if unclipped
+    counts: dict[str, Any]  # what the aggregation counted
+    reports: Any  # of all clients, those of other devices too, [clients, ...]
 
 
 def finite(tree) -> jax.Array:
@@ -46,148 +52,117 @@ def finite(tree) -> jax.Array:
 
 
 @dataclass(frozen=True)
-class Scan:
-    """Over the clients of one population."""
+class Population:
+    """How the clients of one population are summed up."""
 
     algorithm: Algorithm
-    clipping: Clipping | None
-    low_rank: Collection[str]  # weights in the low-rank form
-    tables: Mapping[str, Table]  # of which clients have only their rows
+    aggregation: Chain
+    forms: Sequence[Form]
     axis: str | None  # of the devices that share the cohort
 
-    def sum(self, term: Federated, message: Message, clients: ClientFeed, before) -> Summed:
-        """`before` has the norms of the rounds before (see clipping.py)."""
-        cohort, clip = None, self.clipping
-        if self.low_rank:
-            cohort = low_rank(term, message, clients, self.low_rank, clip is not None)
-            term, message, clients = cohort[:3]
-        total = functools.partial(self._total, term, message, clients, cohort)
-        if clip is None:
-            sums, rejected, _ = total(False, None)
-            sums, rejected = jax.lax.cond(
-                finite(sums), lambda: (sums, rejected), lambda: total(True, None)[:2]
-            )
-            return Summed(sums, rejected, jnp.int32(0), None)
-        limits = clip.limits(before)
-        sums, rejected, norms = total(False, limits)
-        again = ~finite(sums)
-        norms = norms.T  # [kinds, clients]
-        every = norms if self.axis is None else _gathered(norms, self.axis)
-        # What the limits are, the round's own norms say too: a client may have been shortened in
-        # vain, or in the first round not have been.
-        assumed, limits = limits, clip.current(before, every)
-        over = (norms > limits[:, None]) & jnp.isfinite(norms)
-        other = (norms > jnp.minimum(assumed, limits)[:, None]) & (assumed != limits)[:, None]
-        again |= jnp.any(other) | jnp.any(jnp.isinf(norms))
+    def sum(self, term: Federated, broadcast: Broadcast, feeds: ClientFeed, state) -> Summed:
+        """`state` is the aggregation's."""
+        chain = self.aggregation
+        group = group_size(len(feeds.batches.mask), broadcast.x, self.forms)
+        started = start(self.forms, term, broadcast, feeds)
+
+        def total(told, look: bool):
+            return self._total(group, *started, told, look)
+
+        told = chain.told(state)
+        sums, rejected, reports = total(told, look=False)
+        every = reports if self.axis is None else _gathered(reports, self.axis)
+        settled = chain.settled(state, told, every)
         sums, rejected = jax.lax.cond(
-            again, lambda: total(True, limits)[:2], lambda: (sums, rejected)
+            ~finite(sums) | chain.changed(told, settled, reports),
+            lambda: total(settled, look=True)[:2],
+            lambda: (sums, rejected),
         )
-        return Summed(sums, rejected, jnp.sum(jnp.any(over, 0), dtype=jnp.int32), every)
+        sums = chain.decode(settled, sums)
+        return Summed(sums, rejected, chain.counted(settled, reports), every)
 
-    def _total(self, term, message, clients, cohort, look: bool, limits):
-        """The sums, the number of clients left out (0 if they are not to be looked for), and all
-        norms, [clients, kinds]."""
-        count = len(clients.batches.mask)
-        group = group_size(count, message.x, clients.rows)
-        one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), clients)
-        summand = functools.partial(self._summand, term, message, limits)
-        shapes = jax.eval_shape(summand, one)[0]
-        paths, tree = jax.tree_util.tree_flatten_with_path(shapes, is_leaf=is_whole)
-        tree = cast(Any, tree)
-
-        def client(feed):
-            """Of one client: what is added up, what is stacked, whether it is left out, and its
-            norms."""
-            (found, norms), bad = summand(feed), jnp.bool(False)
-            if look:
-                bad = ~finite(found)
-                if norms is not None:  # or its square exceeds a 32-bit number
-                    bad |= jnp.any(jnp.isinf(norms))
-                found = jax.tree.map(lambda u: jnp.where(bad, 0, u), found)
-            leaves = tree.flatten_up_to(found)
-            added = [None if is_local(leaf) else leaf for leaf in leaves]
-            return added, ([leaf if is_local(leaf) else None for leaf in leaves], bad, norms)
+    def _total(self, group: int, forms, term, broadcast, feeds, told, look: bool):
+        """The sum of the codes, the number of clients left out (0 if they are not looked for), and
+        all reports."""
+        count = len(feeds.batches.mask)
+        client = functools.partial(self._client, forms, term, broadcast, told, look)
 
         def alone(sums, feed):
             added, rest = client(feed)
-            return add_rows(sums, added), rest
+            return add_to(sums, added), rest
 
         def several(sums, feeds):
             added, rest = jax.vmap(client)(feeds)
-            return add_rows(sums, sum_of_group(added)), rest
+            return add_to(sums, sum_of_group(added)), rest
 
-        step = at_own_size(several if group > 1 else alone, self._rows_of)
-        zero = zeros_for([None if is_local(leaf) else leaf for _, leaf in paths])
-        groups = clients
+        step = several if group > 1 else alone
+        for form in forms:
+            step = form.around(step)
+        one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), feeds)
+        zero = zeros_for(jax.eval_shape(client, one)[0])
         if group > 1:
-            groups = jax.tree.map(lambda a: a.reshape(count // group, group, *a.shape[1:]), clients)
-        sums, rest = jax.lax.scan(step, zero, groups)
+            feeds = jax.tree.map(lambda a: a.reshape(count // group, group, *a.shape[1:]), feeds)
+        sums, rest = jax.lax.scan(step, zero, feeds)
         if group > 1:
             rest = jax.tree.map(lambda a: a.reshape(count, *a.shape[2:]), rest)
-        stacked, bad, norms = rest
-        without = bad if look else None
-        leaves = [
-            leaf if part is None else cohort.whole(name(path[1:]), part, without)
-            for (path, _), leaf, part in zip(paths, sums, stacked, strict=True)
-        ]  # a path begins with the field of Sums
-        return tree.unflatten(leaves), jnp.sum(bad, dtype=jnp.int32), norms
+        kept, bad, reports = rest
+        sums = jax.tree.map(
+            lambda s, k: s if k is None else k, sums, kept, is_leaf=lambda a: a is None
+        )
+        for form in forms:
+            sums = form.widen(sums, bad if look else None)
+        return sums, jnp.sum(bad, dtype=jnp.int32), reports
 
-    def _summand(self, term, message, limits, feed):
-        """What is added up of a client, and its norms."""
-        upload, clip = self.algorithm.client(term, message, feed), self.clipping
-        if clip is None:
-            return self.algorithm.summand(upload), None
-        rows = {n: ids < self._rows_of[n] for n, ids in (upload.rows or {}).items()}
-        products = feed.batches.data.get(PRODUCTS, {})
-        form = Form(rows, {n: p.gram for n, p in products.items()})
-        norms = clip.norms(upload, message, form)
-        upload = clip.clipped(upload, message, norms, limits, form)
-        return self.algorithm.summand(upload), norms
+    def _client(self, forms, term, broadcast, told, look: bool, feed):
+        """Of one client: what is added up, and beside it what is kept until all have trained,
+        whether it is left out, and its report."""
+        summand = client_summand(self.algorithm, forms, term, broadcast, feed)
+        code, report = self.aggregation.encode(told, summand, feed.key)
+        code = map_parts(lambda a: a.to_keep() if is_kept(a) else a, code)
+        bad = jnp.bool(False)
+        if look:
+            bad = ~finite(code) | self.aggregation.bad(report)
+            code = jax.tree.map(lambda a: jnp.where(bad, 0, a), code)
+        added = map_parts(lambda a: None if is_kept(a) else a, code)
+        kept = map_parts(lambda a: a if is_kept(a) else None, code)
+        return added, (kept, bad, report)
 
-    @property
-    def _rows_of(self) -> dict[str, int]:
-        return {n: table.rows for n, table in self.tables.items()}
+    def compared(self, s: Settings, term, broadcast, feeds, state) -> Summed:
+        """The sums where all summands are held at once."""
+        chain = self.aggregation
 
+        def one(_, feed):
+            return None, client_summand(self.algorithm, self.forms, term, broadcast, feed)
 
-def _gathered(norms, axis: str):
-    return jax.lax.all_gather(norms, axis, axis=1, tiled=True)
-
-
-def singly(algorithm: Algorithm, s: Settings, clipping: Clipping | None, term: Federated,
-           message: Message, clients: ClientFeed, before) -> Summed:  # fmt: skip
-    """The sums where all uploads are held at once."""
-
-    def one(_, feed):
-        return None, algorithm.client(term, message, feed)
-
-    uploads = jax.lax.scan(one, None, clients)[1]
-    good, clipped, norms = jax.vmap(finite)(uploads), jnp.int32(0), None
-    if clipping is not None:
-        uploads, clipped, norms = clipping.all_clipped(uploads, message, before)
-        good &= ~jnp.any(jnp.isinf(norms), axis=0)
-    sums = robust_sums(s, algorithm.summand, uploads, message, good)
-    return Summed(sums, jnp.sum(~good, dtype=jnp.int32), clipped, norms)
+        summands = jax.lax.scan(one, None, feeds)[1]
+        return compared(s, chain, summands, feeds.key, state)
 
 
-def is_whole(leaf) -> bool:
-    return isinstance(leaf, Rows) or is_local(leaf)
+def compared(s: Settings, chain: Chain, summands, keys, state) -> Summed:
+    """Of stacked summands [clients, ...]."""
+    encode = jax.vmap(chain.encode, in_axes=(None, 0, 0))
+    told = chain.told(state)
+    _, reports = encode(told, summands, keys)
+    settled = chain.settled(state, told, reports)
+    codes, _ = encode(settled, summands, keys)
+    good = jax.vmap(lambda a, report: finite(a) & ~chain.bad(report))(summands, reports)
+    sums = chain.decode(settled, robust_sums(s, codes, good))
+    rejected = jnp.sum(~good, dtype=jnp.int32)
+    return Summed(sums, rejected, chain.counted(settled, reports), reports)
 
 
-def group_size(clients: int, x, rows) -> int:
+def is_kept(leaf) -> bool:
+    return is_part(leaf) and leaf.kept
+
+
+def _gathered(reports, axis: str):
+    return jax.tree.map(lambda a: jax.lax.all_gather(a, axis, axis=0, tiled=True), reports)
+
+
+def group_size(clients: int, x, forms: Sequence[Form]) -> int:
     """How many clients train at once. A step of a small model costs mostly to begin it; products of
     large ones are slow in batches."""
-    leaves = jax.tree_util.tree_leaves_with_path(x, is_leaf=is_local)
-    own = {name(path): leaf for path, leaf in leaves if not is_local(leaf)}
-    if not small_model(own, {n: ids.shape[-1] for n, ids in (rows or {}).items()}):
+    if not trains_few_numbers(x, tuple(forms)):
         return 1
-    most = clients if len(own) < len(leaves) else GROUP
+    most = clients if any(form.large_groups for form in forms) else GROUP
     return max(n for n in range(1, most + 1) if clients % n == 0)
-
-
-def small_model(parameters: Mapping[str, Any], most_rows: Mapping[str, int]) -> bool:
-    """Whether a client trains few numbers. Of a table it has at most so many rows, most have about
-    a quarter of that."""
-    numbers = sum(leaf.size for n, leaf in parameters.items() if n not in most_rows)
-    for n, rows in most_rows.items():
-        numbers += parameters[n].size // parameters[n].shape[0] * rows // 4
-    return numbers <= SMALL_MODEL

@@ -1,29 +1,30 @@
 """Gradients of tables that a loss only looks rows up in: steps that touch those rows alone.
 
-Automatic differentiation gives the gradient of such a table as an array of its size, zero but for
-the rows in the batch; a step then writes the zeros, adds the rows up in them, and reads all of it
-again. Here the loss is differentiated by the rows that it has looked up, and a step adds them to
-the table. Tables are found in the loss itself: parameters that go into nothing but gathers.
+Automatic differentiation gives the gradient of such a table as an array of the table's size, zero
+except for the rows in the batch. A step then writes the zeros, adds the rows to them, and reads all
+of it again. Here the loss is differentiated by the rows that it looked up, and a step adds their
+gradients to the table. Such tables are found in the loss itself: parameters that go into nothing
+but gathers.
 """
 
 import dataclasses
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import jax
 from jax.extend.core import Literal
 
+from mixfl.forms.base import Candidate, Form
 from mixfl.forms.jaxpr import Traced
-from mixfl.problem import Federated, Term
 from mixfl.trees import name, on_named
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Additions:
-    """An array that is zero but for what was added to it. It may be scaled, and added to or taken
-    off an array of the same shape."""
+    """An array that is zero except for what was added to it. It can be scaled, and added to or
+    subtracted from an array of the same shape."""
 
     places: list[Any]  # indices of the rows, per lookup
     values: list[Any]  # what is added there
@@ -48,69 +49,88 @@ class Additions:
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
-class Found:
-    """In place of a table: what was looked up in it."""
+class LookedUp:
+    """In place of a table: the rows that were looked up in it."""
 
     rows: list[Any]
 
 
+class Lookups(Form):
+    """Of the tables of which clients have only their rows."""
+
+    name = "lookups"
+
+    def __init__(self, tables: Collection[str]):
+        self.tables = tables
+
+    def narrow(self, term, broadcast, feed):
+        loss = LookupLoss(term.loss, self.tables)
+        return dataclasses.replace(term, loss=loss), broadcast, feed
+
+
+def choose(c: Candidate) -> Form | None:
+    """Wherever clients have rows. A low-rank layer has a loss of its own, which can't be both."""
+    by_name = {form.name: form for form in c.others}
+    if "rows" not in by_name or "low_rank" in by_name:
+        return None
+    return Lookups(by_name["rows"].tables)  # type: ignore[attr-defined]
+
+
 @dataclass(frozen=True)
-class Lookups:
-    """A loss, to be differentiated by what it looks up in the tables `names`."""
+class LookupLoss:
+    """A loss whose gradient has Additions in place of tables in which it only looks rows up."""
 
     loss: Callable
-    names: Collection[str]
+    tables: Collection[str]
 
-    def __call__(self, x, batch):
-        return self.loss(x, batch)
+    def __call__(self, x, data):
+        return self.loss(x, data)
+
+    def value_and_grad(self, mean, x, batch):
+        loss_of_rows, rows, additions = by_rows(self.loss, self.tables, x, batch.data)
+        value, g = jax.value_and_grad(lambda rows: mean(loss_of_rows(rows)))(rows)
+        return value, additions(g)
 
 
-def by_lookups(term: Federated, names: Collection[str]) -> Federated:
-    """The term with gradients as Additions where its loss only looks rows up."""
-    return dataclasses.replace(term, loss=Lookups(term.loss, names))
-
-
-def looked_up(term: Term, x, data) -> tuple[Term, Any, Callable]:
-    """The term as a function of the rows that it looks up in x (in the tables' places), those rows,
-    and what turns a gradient by them into one of x."""
-    lookups = cast(Lookups, term.loss)
-    traced = Traced(lookups.loss, x, data)
-    found = {n: eqns for n in lookups.names if (eqns := _gathers(traced, n))}
-    eqns = [eqn for several in found.values() for eqn in several]
+def by_rows(loss: Callable, tables: Collection[str], x, data) -> tuple[Callable, Any, Callable]:
+    """The loss as a function of x with LookedUp in place of tables, that x, and a function that
+    turns a gradient by it into one by x."""
+    traced = Traced(loss, x, data)
+    gathers = {n: eqns for n in tables if (eqns := _gathers(traced, n))}
+    eqns = [eqn for several in gathers.values() for eqn in several]
     indices = dict.fromkeys(eqn.invars[1] for eqn in eqns)
-    find = traced.function(list(traced.data.values()), list(indices))
-    place = dict(zip(indices, find(*(data[k] for k in traced.data)), strict=True))
+    compute = traced.function(list(traced.data.values()), list(indices))
+    place = dict(zip(indices, compute(*(data[k] for k in traced.data)), strict=True))
 
     def rows(table, eqns):
-        return Found([e.primitive.bind(table, place[e.invars[1]], **e.params) for e in eqns])
+        return LookedUp([e.primitive.bind(table, place[e.invars[1]], **e.params) for e in eqns])
 
-    def loss_of_rows(x, batch):
-        given = {v: batch[k] for k, v in traced.data.items()}
-        for path, leaf in jax.tree_util.tree_leaves_with_path(x, is_leaf=_is_found):
-            if _is_found(leaf):
-                outputs = [eqn.outvars[0] for eqn in found[name(path)]]
+    def loss_of_rows(x):
+        given = {v: data[k] for k, v in traced.data.items()}
+        for path, leaf in jax.tree_util.tree_leaves_with_path(x, is_leaf=_is_looked_up):
+            if _is_looked_up(leaf):
+                outputs = [eqn.outvars[0] for eqn in gathers[name(path)]]
                 given |= dict(zip(outputs, leaf.rows, strict=True))
             else:
                 given[traced.params[name(path)]] = leaf
         (losses,) = traced.function(list(given), traced.jaxpr.outvars)(*given.values())
         return losses
 
-    def whole(g):
-        def additions(path, leaf):
-            if not _is_found(leaf):
+    def additions(g):
+        def one(path, leaf):
+            if not _is_looked_up(leaf):
                 return leaf
-            eqns = found[name(path)]
-            return Additions(
-                [place[e.invars[1]] for e in eqns], leaf.rows, tuple(map(_scatter, eqns))
-            )
+            eqns = gathers[name(path)]
+            places = [place[e.invars[1]] for e in eqns]
+            return Additions(places, leaf.rows, tuple(map(_scatter, eqns)))
 
-        return jax.tree_util.tree_map_with_path(additions, g, is_leaf=_is_found)
+        return jax.tree_util.tree_map_with_path(one, g, is_leaf=_is_looked_up)
 
-    return dataclasses.replace(term, loss=loss_of_rows), on_named(rows, found, x), whole
+    return loss_of_rows, on_named(rows, gathers, x), additions
 
 
-def _is_found(leaf) -> bool:
-    return isinstance(leaf, Found)
+def _is_looked_up(leaf) -> bool:
+    return isinstance(leaf, LookedUp)
 
 
 def _gathers(traced: Traced, table: str) -> list:

@@ -4,12 +4,12 @@ With plain SGD, a client's weights of such a layer are at every step
 
     W = W_0 + X' C + g G
 
-where X [steps * rows, D] are all its inputs of the round, C has a row for each (-eta times the
-gradient at the layer's output, once the input had its turn; 0 before), G is the augmenting
-gradient and g is -eta times the steps taken. So a client trains C and g in place of W. What it
-needs of the weights are the products X W_0 and X G and the Gram matrix X X'; the server needs the
-sum over clients of p_i (X_i' C_i + g_i G). For a whole cohort these are a few large products,
-where client by client the time went into copies of W.
+where X [steps * rows, D] are all its inputs of the round, G is the augmenting gradient and g is
+-eta times the steps taken. C has a row for each input: 0 until the step that uses the input, then
+-eta times the gradient at the layer's output. So a client trains C and g in place of W. Of the
+weights it needs the products X W_0 and X G, and the Gram matrix X X'. The server needs the sum over
+clients of p_i X_i' C_i. For a whole cohort these are a few large products; client by client, the
+time went into copies of W.
 
 Layers are found in the loss itself: the product of a parameter, which is used nowhere else, with
 something that follows from the batch alone.
@@ -25,13 +25,15 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Literal
 
-from mixfl.algorithms.contract import Batches, ClientFeed, Message
+from mixfl.algorithms.contract import Broadcast, uses_own_loss_only
+from mixfl.errors import MixflError
+from mixfl.forms.base import Candidate, Form, Part, Refused, map_parts
 from mixfl.forms.jaxpr import Traced
+from mixfl.optimizers import make
 from mixfl.problem import Federated
 from mixfl.trees import name, named_leaves, on_named
 
 UNROLL = 10
-PRODUCTS = "products of first layers"  # their column in a batch, beside the user's
 
 
 @jax.tree_util.register_dataclass
@@ -47,30 +49,172 @@ def is_local(leaf) -> bool:
     return isinstance(leaf, Local)
 
 
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Factor(Part):
+    """In place of a change of W: X' C."""
+
+    c: Any  # [steps, rows, width]
+    gram: Any  # X X', [steps, rows, steps, rows]; None where nobody asks for norms
+    weight: str = dataclasses.field(metadata={"static": True})
+    kept = True
+
+    def squares(self):  # ||X' C||^2 = sum of C' (X X') C
+        return jnp.einsum("kbh,kbjc,jch->", self.c, self.gram, self.c)
+
+    def scaled(self, factor):
+        return dataclasses.replace(self, c=factor * self.c)
+
+    def to_keep(self):
+        return dataclasses.replace(self, gram=None)
+
+
 class Products(NamedTuple):
     """Of a layer and the inputs X_k of one step."""
 
     base: Any  # X_k W_0, [rows, width]
     aug: Any  # X_k G, or None
-    gram: Any  # X_k X_j' for the steps j (but the last, where not asked for), [rows, steps, rows]
+    gram: Any  # X_k X_j' for the steps j (without the last, if not asked for), [rows, steps, rows]
     step: Any  # k
 
 
+class LowRank(Form):
+    name = "low_rank"
+    large_groups = True
+
+    def __init__(self, weights: Collection[str], norms: bool):
+        self.weights = weights
+        self.norms = norms  # a client can tell the norm of its change
+
+    def start(self, term, broadcast, feeds):
+        """Computes the products for all clients, and puts C and g in place of the weights."""
+        data, mask, _ = feeds.batches
+        count, steps = mask.shape[:2]
+        batch = {k: jax.ShapeDtypeStruct(a.shape[2:], a.dtype) for k, a in data.items()}
+        traced = Traced(term.loss, broadcast.x, batch)
+        layers = {n: layer for n, layer in find_layers(traced).items() if n in self.weights}
+        compute = traced.function(list(traced.data.values()), [v.inputs for v in layers.values()])
+        raw = jax.vmap(jax.vmap(compute))(*(data[k] for k in traced.data))
+        # [clients * steps * rows, D] each. All that needs them takes them in this shape: in another
+        # one XLA would compute them once more.
+        inputs = {n: a.reshape(-1, a.shape[-1]) for n, a in zip(layers, raw, strict=True)}
+        products = {
+            n: self._products(n, layer, inputs[n], broadcast, count, steps)
+            for n, layer in layers.items()
+        }
+
+        def local(tree, g: float):
+            def begin(_, layer):
+                return Local(jnp.zeros((steps, layer.rows, layer.width)), jnp.full((), g))
+
+            return on_named(begin, layers, tree)
+
+        read = traced.reads([v.output for v in layers.values()], traced.jaxpr.outvars)
+        columns = {k: data[k] for k, v in traced.data.items() if v in read}
+        x = named_leaves(broadcast.x)
+        shapes = {n: jax.ShapeDtypeStruct(x[n].shape, x[n].dtype) for n in layers}
+        loss = LowRankLoss(term.loss, shapes, batch)
+        aug = None if broadcast.aug is None else local(broadcast.aug, 1.0)
+        return (
+            Started(self.weights, self.norms, layers, inputs, steps),
+            dataclasses.replace(term, loss=loss),
+            Broadcast(local(broadcast.x, 0.0), aug),
+            feeds._replace(batches=feeds.batches._replace(data=columns, extra=products)),
+        )
+
+    def _products(self, n, layer, x_i, broadcast, count, steps) -> Products:
+        def times(w):
+            product = x_i @ (w.T if layer.transposed else w)
+            return product.reshape(count, steps, layer.rows, layer.width)
+
+        aug = None if broadcast.aug is None else times(named_leaves(broadcast.aug)[n])
+        step = jnp.broadcast_to(jnp.arange(steps), (count, steps))
+        gram_i = gram(x_i, count, steps, self.norms)
+        return Products(times(named_leaves(broadcast.x)[n]), aug, gram_i, step)
+
+    def trained(self, numbers):
+        return {n: k for n, k in numbers.items() if n not in self.weights}
+
+
+class Started(LowRank):
+    """With the inputs of all clients of a round."""
+
+    def __init__(self, weights, norms, layers, inputs, steps):
+        super().__init__(weights, norms)
+        self.layers, self.inputs, self.steps = layers, inputs, steps
+
+    def summand(self, sums, feed):
+        def factor(path, leaf):
+            if not is_local(leaf):
+                return leaf
+            weight = name(path)
+            gram = feed.batches.extra[weight].gram if self.norms else None
+            return Factor(leaf.c, gram, weight)
+
+        def marked(tree):
+            return jax.tree_util.tree_map_with_path(factor, tree, is_leaf=is_local)
+
+        unweighted = None if sums.unweighted is None else marked(sums.unweighted)
+        return sums._replace(weighted=marked(sums.weighted), unweighted=unweighted)
+
+    def widen(self, sums, without):
+        def total(leaf):
+            return self._total(leaf, without) if isinstance(leaf, Factor) else leaf
+
+        return map_parts(total, sums)
+
+    def _total(self, stacked: Factor, without):
+        """The sum over clients of X_i' C_i."""
+        x_i, layer = self.inputs[stacked.weight], self.layers[stacked.weight]
+        if without is not None:  # their inputs may not be finite
+            x_i = jnp.where(jnp.repeat(without, self.steps * layer.rows)[:, None], 0, x_i)
+        total = stacked.c.reshape(-1, layer.width).T @ x_i
+        if not layer.transposed:
+            # Transposed afterwards: the product is faster in this form, which XLA would undo.
+            total = jax.lax.optimization_barrier(total).T
+        return total
+
+
 # Finding the layers
+
+
+def choose(c: Candidate) -> Form | Refused | None:
+    wanted = c.settings.first_layer == "low-rank"
+    if c.settings.first_layer == "plain" or not c.algorithm.feed.clients or not c.term.here:
+        return None
+    try:
+        layers = first_layers(c.term, c.x, c.batch)
+    except Exception:  # the preflight says what is wrong with the loss
+        layers = {}
+    weights = [n for n, layer in layers.items() if wanted or pays(layer, c.steps)]
+    if not weights:
+        reason = "no loss has a dense layer on raw inputs whose weights are used nowhere else"
+    elif not uses_own_loss_only(c.algorithm) or not make(c.settings.client_opt, 1.0).plain:
+        reason = "the clients' steps are not plain SGD on their own loss"
+    elif c.single:
+        reason = f"aggregation = {c.settings.aggregation} compares the whole changes of all clients"
+    else:
+        return LowRank(weights, c.squares)
+    return Refused(reason) if wanted else None
+
+
+def required(refused: str) -> MixflError:
+    """For users who asked for it."""
+    return MixflError(f"first_layer = low-rank, but {refused}. Set first_layer = auto.")
 
 
 class Layer(NamedTuple):
     width: int
     rows: int  # inputs in a batch
     transposed: bool  # the parameter is [width, D], not [D, width]
-    turned: bool  # the product is [width, rows], not [rows, width]
+    swapped: bool  # the product is [width, rows], not [rows, width]
     inputs: Any  # the variable that has the inputs, [rows, D]
     output: Any  # the variable that has the product
 
 
 def find_layers(traced: Traced) -> dict[str, Layer]:
     """The first layers of a loss, by the name of the weight."""
-    found = {}
+    layers = {}
     for weight, w in traced.params.items():
         users = traced.users(w)
         if len(users) != 1 or users[0].primitive.name != "dot_general":
@@ -87,11 +231,11 @@ def find_layers(traced: Traced) -> dict[str, Layer]:
             and tuple(x_dims) == (1,) and not any(map(len, batched))
             and w_is.dtype == x_is.dtype == np.float32
         ):  # fmt: skip
-            found[weight] = Layer(
+            layers[weight] = Layer(
                 w_is.shape[1 - w_dims[0]], x_is.shape[0], w_dims[0] == 1, i == 0,
                 x, eqn.outvars[0],
             )  # fmt: skip
-    return found
+    return layers
 
 
 def first_layers(term: Federated, x, rows: int) -> dict[str, Layer]:
@@ -109,74 +253,6 @@ def pays(layer: Layer, steps: int) -> bool:
 
 
 # Training with them
-
-
-class Cohort(NamedTuple):
-    """A cohort that trains C and g in place of the layers' weights."""
-
-    term: Federated
-    message: Message
-    clients: ClientFeed
-    # (weight's name, Local of all clients, stacked, the clients that are left out) -> their sum
-    whole: Callable
-
-
-def low_rank(term: Federated, message: Message, clients: ClientFeed,
-             weights: Collection[str], norms: bool = False) -> Cohort:  # fmt: skip
-    """`clients` has the feeds of all, [clients, ...]; `weights` names the layers; with `norms`, a
-    client can tell the norm of its change."""
-    data, mask = clients.batches
-    count, steps = mask.shape[:2]
-    batch = {k: jax.ShapeDtypeStruct(a.shape[2:], a.dtype) for k, a in data.items()}
-    traced = Traced(term.loss, message.x, batch)
-    layers = {n: layer for n, layer in find_layers(traced).items() if n in weights}
-    x, aug = named_leaves(message.x), None if message.aug is None else named_leaves(message.aug)
-    find = traced.function(list(traced.data.values()), [v.inputs for v in layers.values()])
-    found = jax.vmap(jax.vmap(find))(*(data[k] for k in traced.data))
-    # [clients * steps * rows, D] each. All that needs them takes them in this shape: in another one
-    # XLA would compute them once more.
-    inputs = {n: a.reshape(-1, a.shape[-1]) for n, a in zip(layers, found, strict=True)}
-
-    def products(weight: str) -> Products:
-        x_i, layer = inputs[weight], layers[weight]
-
-        def times(w):
-            product = x_i @ (w.T if layer.transposed else w)
-            return product.reshape(count, steps, layer.rows, layer.width)
-
-        return Products(
-            times(x[weight]), None if aug is None else times(aug[weight]),
-            gram(x_i, count, steps, norms),
-            jnp.broadcast_to(jnp.arange(steps), (count, steps)),
-        )  # fmt: skip
-
-    def whole(weight: str, stacked: Local, without=None):
-        x_i, layer = inputs[weight], layers[weight]
-        if without is not None:  # their inputs may not be finite
-            x_i = jnp.where(jnp.repeat(without, steps * layer.rows)[:, None], 0, x_i)
-        total = stacked.c.reshape(-1, layer.width).T @ x_i
-        if not layer.transposed:
-            # Turned afterwards: the product is faster in this form, which XLA would undo.
-            total = jax.lax.optimization_barrier(total).T
-        return total if aug is None else total + jnp.sum(stacked.g) * aug[weight]
-
-    def local(tree, g: float):
-        def start(_, layer):
-            return Local(jnp.zeros((steps, layer.rows, layer.width)), jnp.full((), g))
-
-        return on_named(start, layers, tree)
-
-    outputs = [v.output for v in layers.values()]
-    read = traced.reads(outputs, traced.jaxpr.outvars)
-    columns = {k: data[k] for k, v in traced.data.items() if v in read}
-    columns[PRODUCTS] = {weight: products(weight) for weight in layers}
-    shapes = {weight: jax.ShapeDtypeStruct(x[weight].shape, x[weight].dtype) for weight in layers}
-    return Cohort(
-        dataclasses.replace(term, loss=local_loss(term.loss, shapes, batch)),
-        Message(local(message.x, 0.0), None if aug is None else local(message.aug, 1.0)),
-        clients._replace(batches=Batches(columns, mask)),
-        whole,
-    )
 
 
 def gram(x, clients: int, steps: int, whole: bool = False):
@@ -199,35 +275,41 @@ def gram(x, clients: int, steps: int, whole: bool = False):
         sooner, later = (
             jax.lax.dynamic_slice_in_dim(x, own * i + begin, own - rows) for begin in (0, rows)
         )
-        found = (later @ sooner.T).reshape(steps - 1, rows, steps - 1, rows)
-        return None, jnp.pad(found, [(1, 0), (0, 0), (0, 0), (0, 0)])
+        products = (later @ sooner.T).reshape(steps - 1, rows, steps - 1, rows)
+        return None, jnp.pad(products, [(1, 0), (0, 0), (0, 0), (0, 0)])
 
     # A loop, as products of batches are slow on CPUs; several at once can use several cores.
     return jax.lax.scan(one, None, jnp.arange(clients), unroll=UNROLL)[1]
 
 
-def local_loss(loss, weights, batch) -> Callable:
-    """`loss` for parameters with Local in place of weights, and batches that have Products.
+@dataclass(frozen=True)
+class LowRankLoss:
+    """`loss` for parameters with Local in place of weights, and batches with Products as extra.
 
     `weights` and `batch` are the shapes of what `loss` itself takes.
     """
 
-    def local(x, data):
+    loss: Callable
+    weights: dict[str, Any]
+    batch: dict[str, Any]
+
+    def value_and_grad(self, mean, x, batch):
+        return jax.value_and_grad(lambda x: mean(self._losses(x, batch.data, batch.extra)))(x)
+
+    def _losses(self, x, data, products):
         paths, tree = jax.tree_util.tree_flatten_with_path(x, is_leaf=is_local)
         leaves = {name(path): leaf for path, leaf in paths}
-        full = tree.unflatten([weights.get(n, leaf) for n, leaf in leaves.items()])
+        full = tree.unflatten([self.weights.get(n, leaf) for n, leaf in leaves.items()])
         # Traced anew: of tables, a client may have fewer rows than the server.
-        traced = Traced(loss, full, batch | {k: v for k, v in data.items() if k != PRODUCTS})
-        layers = {n: layer for n, layer in find_layers(traced).items() if n in weights}
-        given = {traced.params[n]: leaf for n, leaf in leaves.items() if n not in weights}
-        given |= {traced.data[k]: v for k, v in data.items() if k != PRODUCTS}
+        traced = Traced(self.loss, full, self.batch | data)
+        layers = {n: layer for n, layer in find_layers(traced).items() if n in self.weights}
+        given = {traced.params[n]: leaf for n, leaf in leaves.items() if n not in self.weights}
+        given |= {traced.data[k]: v for k, v in data.items()}
         for n, layer in layers.items():
-            z = product(leaves[n], data[PRODUCTS][n])
-            given[layer.output] = z.T if layer.turned else z
+            z = product(leaves[n], products[n])
+            given[layer.output] = z.T if layer.swapped else z
         (losses,) = traced.function(list(given), traced.jaxpr.outvars)(*given.values())
         return losses
-
-    return local
 
 
 @jax.custom_vjp

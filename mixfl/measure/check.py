@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mixfl.algorithms import ALGORITHMS
-from mixfl.algorithms.contract import Batches, ClientFeed, Message
+from mixfl.algorithms.contract import Batches, Broadcast, ClientFeed
 from mixfl.algorithms.steps import client_update, gradient
 from mixfl.engine import Simulator
 from mixfl.engine.preflight import attempt, check_loss, check_rows
@@ -154,8 +154,8 @@ def _padding(term, x, s, data, n) -> Finding:
     wide = {k: np.stack([np.concatenate([a, a[:1].repeat(n, 0)])] * 2) for k, a in data.items()}
     mask = np.zeros((2, 2 * n), np.float32)
     mask[0, :n] = 1
-    update = jax.jit(lambda feed: client_update(term, s, Message(x), feed))
-    off = relative(update(plain).delta, update(ClientFeed(Batches(wide, mask))).delta)
+    update = jax.jit(lambda feed: client_update(term, s, Broadcast(x), feed))
+    off = relative(update(plain).own, update(ClientFeed(Batches(wide, mask))).own)
     return Finding(off < TOLERANCE, f"'{term.name}': padding changes nothing", _deviation(off))
 
 

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mixfl.algorithms.contract import Batches, ClientFeed, Message
+from mixfl.algorithms.contract import Batches, Broadcast, ClientFeed, Drawn
 from mixfl.algorithms.steps import gradient
 from mixfl.engine import Simulator
 from mixfl.forms.rows import restrict
@@ -94,7 +94,7 @@ def costs(task: str, preset: str | None, data: str | None, given: Mapping[str, A
 
 def count(planned: Plan) -> Counted:
     simulator = planned.simulator()
-    down, up = np.mean([simulator.message_bytes(t) for t in range(ROUNDS)], axis=0)
+    down, up = np.mean([simulator.round_bytes(t) for t in range(ROUNDS)], axis=0)
     held = held_rows(simulator)
     s = planned.settings
     forms = {"gram": planned.problem, "pairs": with_pairs(planned.problem)}
@@ -110,9 +110,10 @@ def count(planned: Plan) -> Counted:
 
 def held_rows(simulator: Simulator) -> dict[str, float]:
     """Per table of the first population, the mean number of rows that a client holds."""
-    if not simulator.tables.get(simulator.problem.populations[0].name):
+    if not simulator.forms.tables.get(simulator.problem.populations[0].name):
         return {}
-    rounds = [simulator.held_rows(t, 0) for t in range(ROUNDS)]
+    counter = simulator.byte_counter
+    rounds = [counter.held_rows(simulator.at(t), t, 0) for t in range(ROUNDS)]
     return {n: float(np.mean([r[n].mean() for r in rounds])) for n in rounds[0]}
 
 
@@ -145,7 +146,7 @@ def step_flop(planned: Plan, problem: Problem, held: Mapping[str, float]) -> flo
         for name, c in term.examples.columns.items()
     }
     mask = jax.ShapeDtypeStruct((1, s.client_batch), np.float32)
-    message = Message(x, x if planned.recipe.id in ("1wgt", "2wgt") else None)
+    message = Broadcast(x, x if planned.recipe.id in ("1wgt", "2wgt") else None)
     if held:
         ids = {n: jax.ShapeDtypeStruct((round(k),), np.int32) for n, k in held.items()}
         message = jax.eval_shape(restrict, message, ids)
@@ -156,7 +157,7 @@ def step_flop(planned: Plan, problem: Problem, held: Mapping[str, float]) -> flo
 
 def regularizer_flop(problem: Problem) -> float:
     x = jax.eval_shape(problem.init, jax.random.key(0))
-    none = Batches(None, jax.ShapeDtypeStruct((1,), np.float32))
+    none = Drawn(None, jax.ShapeDtypeStruct((1,), np.float32))
     return sum(
         compiled_flop(lambda x, term=term: gradient(term, x, none), x)
         for term in problem.central

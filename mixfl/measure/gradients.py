@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mixfl.algorithms.contract import Algorithm, Batches, Draw, Feed, Message
+from mixfl.algorithms.contract import Algorithm, Batches, Draw, Feed
 from mixfl.algorithms.steps import (
     add,
     central_batch,
@@ -38,6 +38,14 @@ class State(NamedTuple):
     x: Params
     basis: Any = None  # vectors [r, ...] on which gradients are projected too
     threshold: Any = None  # clients are divided in two where they have more than this
+
+
+class Probe(NamedTuple):
+    """What clients get."""
+
+    x: Params
+    basis: Any
+    threshold: Any
 
 
 class Scatter(NamedTuple):
@@ -88,13 +96,13 @@ def gradients(
 ) -> Algorithm:
     """No step; `info["terms"]` has a Scatter for each term. `divided_by` is a column."""
 
-    def client(term, message, feed):
-        basis, threshold = message.aug
-        found = scatter(lambda b: gradient(term, message.x, b)[1], message.x, feed.batches, basis)
+    def client(term, probe, feed):
+        x, basis, threshold = probe
+        scattered = scatter(lambda b: gradient(term, x, b)[1], x, feed.batches, basis)
         if divided_by is None or divided_by not in feed.batches.data:
-            return found
+            return scattered
         more = (column_mean(feed.batches, divided_by) > threshold).astype(jnp.float32)
-        return found._replace(upper=scale(more, (found.mean, found.clients)))
+        return scattered._replace(upper=scale(more, (scattered.mean, scattered.clients)))
 
     def central(state, drawn):
         return [
@@ -105,21 +113,21 @@ def gradients(
             for term, batches in zip(problem.central, central_batches(problem, drawn), strict=True)
         ]  # fmt: skip
 
-    def update(state, messages, sums, central):
+    def update(state, broadcasts, sums, central):
         of_clients, of_server = iter(sums), iter(central)
-        found = [
+        scatters = [
             next(of_server) if isinstance(t, Central) else next(of_clients) for t in problem.terms
         ]
-        means = [scale(1 / jnp.maximum(p.clients, 1), p.mean) for p in found]
+        means = [scale(1 / jnp.maximum(p.clients, 1), p.mean) for p in scatters]
         g2, b2 = dissimilarity(means, [t.weight for t in problem.terms])
-        return state, {"terms": found, "g2": g2, "b2": b2}
+        return state, {"terms": scatters, "g2": g2, "b2": b2}
 
     return Algorithm(
         init=State,
         broadcast=lambda state, drawn: [
-            Message(state.x, (state.basis, state.threshold)) for _ in problem.populations
+            Probe(state.x, state.basis, state.threshold) for _ in problem.populations
         ],
-        client=client, summand=lambda found: found, central=central, update=update,
+        client=client, summand=lambda scattered: scattered, central=central, update=update,
         feed=Feed(
             clients=bool(problem.populations),
             draw=tuple(
@@ -127,7 +135,6 @@ def gradients(
                 if isinstance(t, Central) else None
                 for t in problem.terms
             ),
-            own=False,
         ),
     )  # fmt: skip
 
@@ -175,6 +182,7 @@ class Gradients:
         )
         self.algorithm = gradients(problem, s, batches, divided_by)
         self.simulator = Simulator(problem, self.algorithm, s)
+        self.aggregation = tuple(() for _ in problem.populations)  # none: only sums are formed
 
     def at(self, x: Params, round: int, basis=None, threshold=0.0) -> Measured:
         """With the cohort and the batches of the given round."""
@@ -192,7 +200,7 @@ class Gradients:
 
     def _info(self, state: State, round: int) -> dict[str, Any]:
         own = jax.tree.map(lambda a: jnp.array(a, copy=True), state)  # a round uses up its state
-        (result,) = self.simulator.rounds(EngineState(own), round, round + 1)
+        (result,) = self.simulator.rounds(EngineState(own, self.aggregation), round, round + 1)
         return result.info
 
     def _estimates(self, j: int, sums: Scatter) -> Term:

@@ -39,7 +39,7 @@ class Verdict:
         best = plan(task, algorithm, preset=preset, data=data, given=given, shared_with=shared,
                     problems=problems)  # fmt: skip
         simulator: Simulator = best.simulator()
-        self.bytes = simulator.message_bytes(0)
+        self.bytes = simulator.round_bytes(0)
 
     # What theory guarantees
 

@@ -53,7 +53,7 @@ class Training:
         s, report = self.s, self.report
         state, start = self._begin()
         report.start(label or self.plan.recipe.id, start, s.rounds)
-        self.simulator.within = report.within
+        self.simulator.on_progress = lambda progress: report.within(*progress)
         self.stack.callback(report.stop)
         for words in noteworthy(self.plan, self.simulator, self.never_finite, not label):
             report.note(words)
@@ -262,7 +262,7 @@ class Training:
         if processes.first():
             info = {k: v for k, v in result.info.items() if k != "finite" and not counted(k)}
             row = {k: number(v, k) for k, v in info.items()} | measured
-            down, up = self.simulator.message_bytes(t - 1)
+            down, up = self.simulator.round_bytes(t - 1)
             row |= {
                 "clients/rejected": 0,
                 **{k: n for k, n in self.counts.items() if k != "alarms/loss"},

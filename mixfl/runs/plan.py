@@ -18,7 +18,7 @@ from mixfl.algorithms import recipe
 from mixfl.algorithms.contract import Algorithm, Recipe
 from mixfl.engine import Simulator
 from mixfl.errors import MixflError, unknown
-from mixfl.problem import Central, Problem
+from mixfl.problem import Problem
 from mixfl.settings import KEYS, Settings, check_keys
 from mixfl.tasks import Task, find, read_toml
 
@@ -43,7 +43,7 @@ class Plan:
 
     def config(self, simulator: Simulator) -> dict[str, Any]:
         """Everything that the run depends on, `auto` replaced by what it came to."""
-        s = dataclasses.asdict(resolved(self, simulator))
+        s = dataclasses.asdict(self.recipe.resolve(self.problem, simulator.resolved()))
         keys = {k: _plain(v) for k, v in s.items() if k in self.recipe.uses and v is not None}
         head = dict(
             task=self.task or self.problem.name, algorithm=self.recipe.id, preset=self.preset,
@@ -57,34 +57,6 @@ def _plain(value):
     if callable(value):
         return f"python:{getattr(value, '__module__', '?')}.{getattr(value, '__qualname__', '?')}"
     return value
-
-
-def resolved(plan: Plan, simulator: Simulator) -> Settings:
-    s, p = plan.settings, plan.problem
-    draws = {
-        draw.batch
-        for algorithm in (simulator.at(0), simulator.algorithm)
-        for term, draw in zip(p.terms, algorithm.feed.draw, strict=True)
-        if draw and isinstance(term, Central) and term.examples is not None
-    }
-    auto: dict[str, Any] = dict(
-        central_lr=s.eta_c,
-        central_steps=s.J,
-        merge_lr=1 / len(p.terms) if plan.recipe.id == "2wgt" else 1.0,
-        pretrain_rounds=s.rounds // 2,
-        cohort_chunk=simulator.feeder.chunk,
-        devices=simulator.devices,
-        tables="rows" if any(simulator.tables.values()) else "dense",
-        first_layer="low-rank" if simulator.low_rank else "plain",
-    )
-    if len(draws) == 1:
-        auto["central_batch"] = draws.pop()
-    for key, terms in (("w_f", p.populations), ("w_c", p.central)):
-        if len(terms) == 1:
-            auto[key] = float(terms[0].weight)
-    return dataclasses.replace(
-        s, **{k: v for k, v in auto.items() if getattr(s, k) in ("auto", None)}
-    )
 
 
 def plan(

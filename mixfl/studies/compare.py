@@ -91,7 +91,7 @@ def check(plans: Sequence[Plan]) -> None:
     """Every mistake shows before the first run begins."""
     with processes.Together():
         for plan in plans:
-            preflight(plan.problem, plan.settings, bool(plan.simulator().tables))
+            preflight(plan.problem, plan.settings, bool(plan.simulator().forms.tables))
 
 
 def compare(

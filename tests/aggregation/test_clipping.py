@@ -18,7 +18,8 @@ import mixfl
 from mixfl.aggregation import clipping
 from mixfl.aggregation.clipping import Clipping
 from mixfl.algorithms import ALGORITHMS
-from mixfl.algorithms.contract import Message, Upload
+from mixfl.algorithms.contract import Broadcast, Upload
+from mixfl.algorithms.steps import own_part, weighted_summand
 from mixfl.engine import Simulator
 from mixfl.errors import MixflError
 
@@ -143,16 +144,14 @@ def test_what_the_server_sent_is_never_clipped(scale):
     """However large the augmenting gradient is: the client's own part decides alone."""
     s = mixfl.Settings(client_lr=0.1, local_steps=4, clip=0.5)
     x = {"w": jnp.ones(3)}
-    message = Message(x, {"w": scale * jnp.array([1.0, -2.0, 3.0])})
+    broadcast = Broadcast(x, {"w": scale * jnp.array([1.0, -2.0, 3.0])})
     own = np.array([3.0, 4.0, 0.0], np.float32)  # of norm 5, so 1.25 per step
-    delta = {"w": own - 0.1 * 4 * np.asarray(message.aug["w"])}
-    upload = Upload(delta, 1.0, 4.0, None, 0.0)
+    delta = {"w": own - 0.1 * 4 * np.asarray(broadcast.aug["w"])}
+    upload = Upload(own_part(s, broadcast, delta, 4.0), jnp.float32(7.0), 4.0, None, 0.0)
     clip = Clipping(s)
-    norms = clip.norms(upload, message)
+    code, norms = clip.encode(clip.told(clip.init()), weighted_summand(s, upload), None)
     assert norms[0] == pytest.approx(1.25, rel=1e-3)
-    short = clip.clipped(upload, message, norms, clip.limits(np.zeros((2, 4))))
-    wanted = 0.4 * own - 0.1 * 4 * np.asarray(message.aug["w"])
-    np.testing.assert_allclose(short.delta["w"], wanted, rtol=1e-5, atol=1e-3)
+    np.testing.assert_allclose(code.weighted["w"], 7 * 0.4 * own, rtol=1e-3, atol=1e-2)
 
 
 def test_within_the_limits_nothing_changes_by_a_bit():
@@ -169,23 +168,23 @@ def test_within_the_limits_nothing_changes_by_a_bit():
 
 def test_a_quarter_of_the_clients_does_not_move_the_limit():
     rng = np.random.default_rng(0)
-    history = jnp.zeros((2, clipping.WINDOW))
     clip = Clipping(mixfl.Settings())
+    history = clip.init()
     for _ in range(50):
-        norms = rng.uniform(0.1, 0.4, (2, 20))
-        norms[:, :5] = rng.choice([1e6, np.inf, np.nan, 30.0], (2, 5))
-        history = clipping.remember(history, jnp.asarray(norms, jnp.float32))
-    assert np.all(np.asarray(clip.limits(history)) <= clipping.MARGIN * 0.4)
+        norms = rng.uniform(0.1, 0.4, (20, 2))
+        norms[:5] = rng.choice([1e6, np.inf, np.nan, 30.0], (5, 2))
+        history = clip.next(history, jnp.asarray(norms, jnp.float32))
+    assert np.all(np.asarray(clip.told(history)) <= clipping.MARGIN * 0.4)
 
 
 def test_clients_without_a_change_do_not_pull_the_limit_to_zero():
-    history = jnp.zeros((2, clipping.WINDOW))
-    norms = np.zeros((2, 10), np.float32)
-    history = clipping.remember(history, norms)
+    clip = Clipping(mixfl.Settings())
+    norms = np.zeros((10, 2), np.float32)
+    history = clip.next(clip.init(), norms)
     assert not np.asarray(history).any()
-    norms[:, 0] = 0.5
-    history = clipping.remember(history, norms)
-    np.testing.assert_allclose(Clipping(mixfl.Settings()).limits(history), 1.5)
+    norms[0] = 0.5
+    history = clip.next(history, norms)
+    np.testing.assert_allclose(clip.told(history), 1.5)
 
 
 def test_a_first_round_judges_its_clients_by_their_own_norms():

@@ -16,8 +16,8 @@ from test_clipping import louder
 import mixfl
 from mixfl.aggregation import robust
 from mixfl.algorithms import ALGORITHMS, recipe
-from mixfl.algorithms.contract import Message, Upload
-from mixfl.algorithms.steps import weighted_summand
+from mixfl.algorithms.contract import Broadcast, Upload
+from mixfl.algorithms.steps import mean_delta, weighted_summand
 from mixfl.engine import Simulator
 from mixfl.errors import MixflError
 
@@ -86,24 +86,23 @@ def test_krum_leaves_out_what_overflows_and_never_everybody():
 
 @pytest.mark.parametrize("aggregation", ROBUST)
 def test_sums_are_those_of_clients_that_all_have_the_center(aggregation):
-    """What the augmenting gradient did stays each client's own, with its own steps."""
+    """What the augmenting gradient did comes back with each client's own steps."""
     s = mixfl.Settings(aggregation=aggregation, client_lr=0.1, local_steps=4)
     rng = np.random.default_rng(1)
     steps = np.array([1, 4, 2, 3, 4], np.float32)
     aug = {"w": rng.normal(size=3).astype(np.float32)}
-    message = Message({"w": np.zeros(3, np.float32)}, aug)
+    broadcast = Broadcast({"w": np.zeros(3, np.float32)}, aug)
     own = rng.normal(size=(5, 3)).astype(np.float32)
-    delta = {"w": own - 0.1 * steps[:, None] * aug["w"]}
-    uploads = Upload(delta, steps * 2, steps, None, np.ones(5, np.float32))
+    uploads = Upload({"w": own}, steps * 2, steps, None, np.ones(5, np.float32))
+    summands = jax.vmap(lambda u: weighted_summand(s, u))(jax.tree.map(jnp.asarray, uploads))
     good = np.array([True, True, False, True, True])
-    found = robust.robust_sums(
-        s, weighted_summand, jax.tree.map(jnp.asarray, uploads), message, good
-    )
+    sums = robust.robust_sums(s, summands, good)
     middle = np.asarray(robust.center(s, jnp.asarray(own), jnp.asarray(good)))
     whole = [2 * k * (middle - 0.1 * k * aug["w"]) for k in steps[good]]
-    np.testing.assert_allclose(found.weighted["w"], sum(whole), rtol=1e-4, atol=1e-5)
-    assert found.weight == 2 * steps[good].sum()
-    assert found.clients == 4
+    wanted = sum(whole) / (2 * steps[good].sum())
+    np.testing.assert_allclose(mean_delta(s, broadcast, sums)["w"], wanted, rtol=1e-4, atol=1e-5)
+    assert sums.weight == 2 * steps[good].sum()
+    assert sums.clients == 4
 
 
 def trained(p, algorithm, **changes):

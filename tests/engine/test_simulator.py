@@ -176,7 +176,7 @@ def test_a_long_round_tells_how_far_it_is():
     p = problem()
     simulator = Simulator(p, ALGORITHMS["pt"].build(p, s), s)
     told = []
-    simulator.within = lambda *progress: told.append(progress)
+    simulator.on_progress = lambda progress: told.append(progress)
     list(simulator.rounds(simulator.init(), 0, 2))
     assert told == [(t, done / 5, f"{done} of 5 clients") for t in (0, 1) for done in (0, 2, 4, 5)]
 
@@ -193,7 +193,7 @@ def test_the_server_tells_how_far_it_is(name, devices):
     plain, telling = Simulator(p, algorithm, s), Simulator(p, algorithm, s)
     expected = list(plain.rounds(plain.init(), 0, 2))[-1].state
     told = []
-    telling.within = lambda *progress: told.append(progress)
+    telling.on_progress = lambda progress: told.append(progress)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("mixfl.engine.simulator.LONG_ROUND", 2)
         found = list(telling.rounds(telling.init(), 0, 2))[-1].state

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from mixfl import ClientData, Federated, Problem, Settings
-from mixfl.algorithms import ALGORITHMS, steps
+from mixfl.algorithms import ALGORITHMS
 from mixfl.algorithms.contract import Batches
 from mixfl.algorithms.steps import add, gradient
 from mixfl.engine import Simulator
-from mixfl.forms.lookups import Additions, by_lookups
+from mixfl.forms import lookups
+from mixfl.forms.lookups import Additions, LookupLoss
 from mixfl.optimizers import make
 
 ROWS, WIDTH, BATCH = 7, 3, 4
@@ -63,10 +64,14 @@ def term(loss):
     return Federated(loss, clients, weight=0.7, rows={"table": ("many", "one")})
 
 
+def by_lookups(t):
+    return dataclasses.replace(t, loss=LookupLoss(t.loss, ["table"]))
+
+
 def both(loss):
     """Loss and gradient by lookups, and by automatic differentiation."""
     t, batch = term(loss), Batches(DATA, MASK)
-    return gradient(by_lookups(t, ["table"]), X, batch), gradient(t, X, batch)
+    return gradient(by_lookups(t), X, batch), gradient(t, X, batch)
 
 
 @pytest.mark.parametrize("loss", ONLY_LOOKUPS)
@@ -110,15 +115,15 @@ def test_a_padded_step_changes_nothing_though_its_gradient_is_not_finite():
 
 def test_bfloat16_stays_bfloat16():
     x = jax.tree.map(lambda a: a.astype(jnp.bfloat16), X)
-    _, g = gradient(by_lookups(term(mean_of_rows), ["table"]), x, Batches(DATA, MASK))
+    _, g = gradient(by_lookups(term(mean_of_rows)), x, Batches(DATA, MASK))
     found, _ = make("sgd", 0.3).step(x, g, (), 1.0)
     assert found["table"].dtype == jnp.bfloat16
 
 
 @pytest.mark.parametrize(("tables", "taken"), [("auto", True), ("dense", False)])
 def test_row_sparse_clients_take_such_steps(tables, taken, monkeypatch):
-    calls, original = [], steps.looked_up
-    monkeypatch.setattr(steps, "looked_up", lambda *given: calls.append(1) or original(*given))
+    calls, original = [], lookups.by_rows
+    monkeypatch.setattr(lookups, "by_rows", lambda *given: calls.append(1) or original(*given))
     problem = Problem(lambda key: jax.tree.map(jnp.asarray, X), [term(mean_of_rows)])
     s = Settings(rounds=1, cohort_size=1, client_batch=2, local_steps=2, client_lr=0.1, devices=1,
                  tables=tables)  # fmt: skip

@@ -74,8 +74,8 @@ def agree(p, name, s, tolerance=1e-5):
     """Low-rank and plain; returns the first's simulator and last result."""
     low, found = trained(p, name, dataclasses.replace(s, first_layer="low-rank"))
     plain, expected = trained(p, name, dataclasses.replace(s, first_layer="plain"))
-    assert low.low_rank
-    assert not plain.low_rank
+    assert low.forms.low_rank
+    assert not plain.forms.low_rank
     for a, b in zip(*map(jax.tree.leaves, (found.state, expected.state)), strict=True):
         np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance * np.abs(b).max())
     for key in expected.info:
@@ -97,7 +97,7 @@ def test_it_follows_the_reference(name, steps):
     wanted = reference.train(
         name, terms, x0, reference.Settings(s.client_lr, pretrain_rounds=2), rounds
     )
-    assert simulator.low_rank == {"federated": ["hidden/w"]}
+    assert simulator.forms.low_rank == {"federated": ["hidden/w"]}
     np.testing.assert_allclose(flat(last.state.x), wanted[-1], rtol=2e-4, atol=2e-5)
 
 
@@ -115,14 +115,17 @@ def test_it_follows_the_reference(name, steps):
 )
 def test_low_rank_is_plain(name, variant):
     simulator, _ = agree(problem(), name, settings(rounds=4, **variant), tolerance=1e-4)
-    assert simulator.low_rank == {"federated": ["hidden/w"]}
+    assert simulator.forms.low_rank == {"federated": ["hidden/w"]}
 
 
 def test_a_large_rest_is_scanned(monkeypatch):
-    monkeypatch.setattr("mixfl.engine.summing.SMALL_MODEL", 0)
-    simulator, last = agree(problem(), "2wgt", settings(rounds=4), tolerance=1e-4)
-    clients = next(iter(simulator.feeder.pieces(simulator.at(0), 0))).clients[0]
-    assert group_size(len(clients.batches.mask), last.state.x, clients.rows) == 1
+    s = settings(rounds=4)
+    simulator, last = agree(problem(), "2wgt", s, tolerance=1e-4)
+    forms = simulator.forms.of["federated"]
+    assert group_size(s.cohort_size, last.state.x, forms) == s.cohort_size
+    monkeypatch.setattr("mixfl.engine.auto.SMALL_MODEL", 0)
+    agree(problem(), "2wgt", s, tolerance=1e-4)
+    assert group_size(s.cohort_size, last.state.x, forms) == 1
 
 
 def turned(params, batch):
@@ -143,7 +146,7 @@ def in_jit(params, batch):
 def test_it_is_found_however_it_is_written(loss):
     start = lambda key: {"w": jax.random.normal(key, (WIDTH, DIM))}  # noqa: E731
     simulator, _ = agree(problem(loss, start), "1wgt", settings(rounds=3))
-    assert simulator.low_rank == {"federated": ["w"]}
+    assert simulator.forms.low_rank == {"federated": ["w"]}
 
 
 def test_it_is_found_in_flax():
@@ -154,7 +157,7 @@ def test_it_is_found_in_flax():
 
     p = problem(loss, lambda key: model.init(key, jnp.zeros((1, DIM))))
     simulator, _ = agree(p, "pt", settings(rounds=3))
-    assert simulator.low_rank == {"federated": ["params/layers_0/kernel"]}
+    assert simulator.forms.low_rank == {"federated": ["params/layers_0/kernel"]}
 
 
 def test_beside_a_row_sparse_table():
@@ -181,7 +184,7 @@ def test_beside_a_row_sparse_table():
         ],
     )
     simulator, _ = agree(p, "2wgt", settings(rounds=4), tolerance=1e-4)
-    assert simulator.tables["federated"]
+    assert simulator.forms.tables["federated"]
 
 
 def test_a_client_that_is_not_finite_is_left_out():
@@ -240,12 +243,12 @@ def test_only_exact_layers_are_taken():
 def test_it_is_left_where_it_is_not_exact_or_does_not_pay(name, change):
     s = settings(**change)
     p = problem()
-    assert not Simulator(p, ALGORITHMS[name].build(p, s), s).low_rank
+    assert not Simulator(p, ALGORITHMS[name].build(p, s), s).forms.low_rank
 
 
 def test_it_is_taken_by_itself_where_it_pays():
     p, s = problem(), settings(client_batch=2, local_steps=2)
-    assert Simulator(p, ALGORITHMS["2wgt"].build(p, s), s).low_rank
+    assert Simulator(p, ALGORITHMS["2wgt"].build(p, s), s).forms.low_rank
 
 
 def test_asked_for_in_vain_is_a_sentence():

@@ -107,7 +107,7 @@ def test_sparse_is_dense(algorithm, variant):
     settings = VARIANTS[variant]
     sim, state, _ = trained(algorithm, **settings)
     dense, expected, _ = trained(algorithm, tables="dense", **settings)
-    assert (bool(sim.tables), bool(dense.tables)) == (True, False)
+    assert (bool(sim.forms.tables), bool(dense.forms.tables)) == (True, False)
     assert_equal(state.x, expected.x)
     start = jax.tree.leaves(jax.tree.map(np.array, dense.init().x))
     moved = [np.abs(a - b).max() for a, b in zip(jax.tree.leaves(expected.x), start, strict=True)]
@@ -166,10 +166,10 @@ def test_bytes_are_those_of_the_rows(algorithm):
             held.append(len({*following.ravel(), *seen.ravel()}))
         floats = np.mean(held) * (DIM + 1) + DIM * DIM
         copies = 2 if algorithm in ("1wgt", "2wgt") else 1  # the augmenting gradient's rows too
-        down, up = sim.message_bytes(t)
+        down, up = sim.round_bytes(t)
         assert down == pytest.approx(4 * copies * floats)
         assert up == pytest.approx(4 * (floats + 2 * np.mean(held) + 2))  # ids, p_i, K_i
-    dense = simulator(algorithm, tables="dense").message_bytes(0)
+    dense = simulator(algorithm, tables="dense").round_bytes(0)
     assert dense[0] == 4 * copies * (N * DIM + N + DIM * DIM)
 
 
@@ -285,9 +285,7 @@ def test_half_precision_is_sent_in_half_precision():
     for algorithm in ("pt", "1wgt"):
         problem = mixfl.Problem(half, PROBLEMS["regularizer"]())
         s = mixfl.Settings(**SETTINGS)
-        ups.append(
-            Simulator(problem, ALGORITHMS[algorithm].build(problem, s), s).message_bytes(0)[1]
-        )
+        ups.append(Simulator(problem, ALGORITHMS[algorithm].build(problem, s), s).round_bytes(0)[1])
     assert ups[0] == ups[1]
 
 

@@ -190,7 +190,7 @@ def test_bytes_are_those_of_the_messages(algorithm, whole):
 def test_bytes_of_two_way_with_plain_sgd():
     s = mixfl.Settings(cohort_size=5)
     algorithm = ALGORITHMS["2wgt"].build(tiny_problem.problem, s)
-    assert Simulator(tiny_problem.problem, algorithm, s).message_bytes(0) == BYTES["2wgt"]
+    assert Simulator(tiny_problem.problem, algorithm, s).round_bytes(0) == BYTES["2wgt"]
 
 
 def test_events_are_the_metrics(whole):

@@ -10,15 +10,18 @@ import jax
 import numpy as np
 from flwr.app import RecordDict
 
-from mixfl.algorithms.contract import Batches, ClientFeed
+from mixfl.aggregation import chain
+from mixfl.aggregation.wire import Sent, sent
+from mixfl.algorithms.contract import Batches, ClientFeed, uses_own_loss_only
 from mixfl.deploy.flower import messages
 from mixfl.deploy.flower.config import chosen
 from mixfl.deploy.flower.simulated import load, number, population
-from mixfl.engine.auto import row_sparse_tables
-from mixfl.engine.cohort import cohort_rows
+from mixfl.engine.auto import choose_forms, client_batches
+from mixfl.engine.cohort import client_keys, cohort_rows
 from mixfl.engine.preflight import attempt, check_loss, check_rows
 from mixfl.errors import MixflError
-from mixfl.forms.rows import own_part, renumber
+from mixfl.forms.base import alone
+from mixfl.forms.rows import RowForm, renumber
 from mixfl.problem import Central, Problem
 from mixfl.process.compilation_cache import keep_programs
 
@@ -39,8 +42,11 @@ class Client:
         self.algorithm = recipe.build(local, s)
         self.init = functools.partial(problem.init, jax.random.key(s.seed))
         self.x = jax.eval_shape(self.init)  # the model's shapes
-        found = row_sparse_tables(local, self.x, self.algorithm, s)
-        self.tables = found.get(self.term.name, {})
+        self.aggregation = chain(s).at(client=True)
+        forms = choose_forms(local, self.x, self.algorithm, s, self.aggregation)
+        self.tables = forms.tables.get(self.term.name, {})
+        # Of tables it gets its rows, and sends them: to itself they are whole.
+        self.forms = [f for f in forms.of[self.term.name] if not isinstance(f, RowForm)]
         self.columns, self.rows = self._own_rows()
         self.program = self._in_pytorch() or jax.jit(self._train)
 
@@ -66,43 +72,46 @@ class Client:
     def train(self, content: RecordDict) -> RecordDict:
         """Its part of a round."""
         try:
-            task = messages.parsed_task(content, self.x, self.rows)
+            told = self.aggregation.told(self.aggregation.init())
+            task = messages.parsed_task(content, self.x, self.rows, told)
         except messages.Rejected as rejected:
             raise MixflError(f"the server's message is not of this problem: {rejected}.") from None
         if task is None:
             return messages.STALE
-        round, message = task
-        return messages.upload(self.program(message, self.feed(round)))
+        return messages.upload(self.program(task.broadcast, self.feed(task.round), task.told))
 
     def feed(self, round: int) -> ClientFeed:
         """Its batches of a round, in the order in which the simulator would read them."""
-        s, n = self.s, len(self.term.examples)
-        steps, batch = min(s.local_steps, -(-n // s.client_batch)), min(s.client_batch, n)
-        own = np.array([self.number], np.uint64)
+        s, n, own = self.s, len(self.term.examples), np.array([self.number], np.uint64)
+        steps, batch = client_batches(self.term, s)
         rows, mask = cohort_rows(s.seed, round, self.population, own, [0], [n], steps, batch)
-        return ClientFeed(Batches({c: a[rows[0]] for c, a in self.columns.items()}, mask[0]))
+        data = {c: a[rows[0]] for c, a in self.columns.items()}
+        key = client_keys(s.seed, round, self.population, own)[0]
+        return ClientFeed(Batches(data, mask[0]), key=key if self.aggregation.random else None)
 
-    def _train(self, message, feed):
-        return self._own_part(self.algorithm.client(self.term, message, feed), message)
+    def _train(self, broadcast, feed, told) -> Sent:
+        summand = alone(self.algorithm, self.forms, self.term, broadcast, feed)
+        return self._encoded(summand, feed, told)
 
-    def _own_part(self, upload, message):
-        return own_part(upload, message.aug, self.tables, self.s.client_lr)
+    def _encoded(self, summand, feed, told) -> Sent:
+        code, _ = self.aggregation.encode(told, summand, feed.key)
+        return sent(code, encoded=bool(self.aggregation.steps))
 
     def _in_pytorch(self):
         """The same in PyTorch, where the loss is written in it and the steps are on it alone."""
         if "mixfl.pytorch" not in sys.modules:
             return None
-        from mixfl import pytorch
+        from mixfl.deploy import pytorch
 
-        own = isinstance(self.term.loss, pytorch.Loss) and self.algorithm.feed.own
+        own = isinstance(self.term.loss, pytorch.Loss) and uses_own_loss_only(self.algorithm)
         if not own or pytorch.optimizer(self.s) is None:
             return None
 
-        def train(message, feed):
-            sent = jax.eval_shape(self._train, message, feed)
-            collect = sent.grads is not None
-            upload = pytorch.client_update(self.term, self.s, message, feed, collect)
-            return self._own_part(upload, message)
+        def train(broadcast, feed, told):
+            client = functools.partial(self.algorithm.client, self.term)
+            collect = jax.eval_shape(client, broadcast, feed._replace(key=None)).grads is not None
+            upload = pytorch.client_update(self.term, self.s, broadcast, feed, collect)
+            return self._encoded(self.algorithm.summand(upload), feed, told)
 
         return train
 

@@ -2,18 +2,19 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from flwr.app import Message
 
-from mixfl.algorithms.contract import Upload
+from mixfl.aggregation.wire import Sent
 from mixfl.deploy.flower.link import Unreachable
 from mixfl.deploy.flower.messages import Rejected, cut_shapes, parsed_upload, sent_bytes, task
 from mixfl.deploy.flower.nodes import Node, Nodes
 from mixfl.deploy.flower.replies import content, pause
 from mixfl.deploy.flower.reply_limits import upload_bounds
+from mixfl.engine.base import RoundBytes
 from mixfl.forms.rows import Table
 from mixfl.trees import on_named
 
@@ -22,7 +23,7 @@ class Asked(NamedTuple):
     node: Node
     population: int
     place: int  # in the cohort
-    like: Upload  # the shapes of its upload
+    like: Sent  # the shapes of its reply
 
 
 # Reasons that may have their cause elsewhere, in the network or in the task itself.
@@ -30,37 +31,43 @@ SILENT = frozenset({"late", "failed", "crashed", "not_loaded"})
 
 
 class Exchange:
-    """One round's messages and replies. `like` has, per population, the shapes of an upload."""
+    """One round's messages and replies. `like` has, per population, the shapes of a reply."""
 
-    def __init__(self, nodes: Nodes, t: int, cohorts: list[list[Node]], like: list[Upload]):
+    def __init__(self, nodes: Nodes, t: int, cohorts: list[list[Node]], like: list[Sent]):
         self.nodes, self.t, self.cohorts, self.like = nodes, t, cohorts, like
         self.asked: dict[str, Asked] = {}
         self.outstanding: dict[str, Asked] = {}
-        self.uploads: list[dict[int, Upload]] = [{} for _ in cohorts]  # by place in the cohort
+        self.uploads: list[dict[int, Sent]] = [{} for _ in cohorts]  # by place in the cohort
         self.down, self.up, self.received = 0, 0, 0
         self.count: Counter[str] = Counter()
         self.away = False  # was the SuperLink, for a while
         self.offences: list[tuple[Node, str]] = []
 
-    def push(self, messages) -> None:
-        """Flower gives up a message, and its reply, after the round's deadline."""
+    def push(self, broadcasts, told) -> None:
+        """A broadcast and what the aggregation tells, to each population. Flower gives up a
+        message, and its reply, after the round's deadline."""
         ttl = self.nodes.d.round_deadline
         self.until = self.nodes.clock.monotonic() + ttl
-        for j, (message, nodes) in enumerate(zip(messages, self.cohorts, strict=True)):
-            message = jax.tree.map(np.asarray, message)
-            shared = None if self.nodes.tables[self.name(j)] else task(self.t, message, {})
+        for j, nodes in enumerate(self.cohorts):
+            broadcast, told_j = jax.tree.map(np.asarray, (broadcasts[j], told[j]))
+            shared = self.nodes.tables[self.name(j)] == {}
+            one = task(self.t, broadcast, {}, told_j) if shared else None
             for place, node in enumerate(nodes):
-                what = shared or task(self.t, message, node.rows)
+                what = one or task(self.t, broadcast, node.rows, told_j)
                 sent = Message(what, node.id, "train", ttl=ttl, group_id=str(self.t))
                 self.down += sent_bytes(sent)
                 message_id = self.nodes.link.push(sent, self.until)  # one at a time: their memory
-                like = self.like[j]._replace(delta=cut_shapes(self.like[j].delta, node.rows))
-                asked = Asked(node, j, place, like)
+                asked = Asked(node, j, place, self._like(j, node.rows))
                 if message_id:
                     self.asked[message_id] = asked
                 else:
                     self.reject(asked, Rejected("unsent", "the message could not be sent"))
         self.outstanding = dict(self.asked)
+
+    def _like(self, j: int, rows: Mapping[str, np.ndarray]) -> Sent:
+        like = self.like[j]
+        weighted = None if like.weighted is None else cut_shapes(like.weighted, rows)
+        return like._replace(own=cut_shapes(like.own, rows), weighted=weighted)
 
     def name(self, j: int) -> str:
         return self.nodes.problem.populations[j].name
@@ -157,30 +164,42 @@ class Exchange:
             "clients/rejected": 0, "clients/quarantined": self.nodes.quarantined, **self.count,
         }  # fmt: skip
 
-    def bytes(self) -> tuple[float, float]:
+    def bytes(self) -> RoundBytes:
         asked = sum(map(len, self.cohorts))
-        return self.down / max(asked, 1), self.up / max(self.received, 1)
+        return RoundBytes(self.down / max(asked, 1), self.up / max(self.received, 1))
 
-    def ordered(self) -> list[list[tuple[Mapping[str, np.ndarray], Upload]]]:
-        """Per population, the uploads in the order of the cohort, each with its rows of tables."""
+    def short(self, least: int) -> list[str]:
+        """The populations with fewer good replies than that, in words."""
+        return [
+            f"{len(got)} of {len(asked)} clients of '{self.name(j)}'"
+            for j, (got, asked) in enumerate(zip(self.uploads, self.cohorts, strict=True))
+            if len(got) < least
+        ]
+
+    def ordered(self) -> list[list[tuple[Mapping[str, np.ndarray], Sent]]]:
+        """Per population, what was sent in the order of the cohort, with the client's rows."""
         return [
             [(nodes[place].rows, got[place]) for place in sorted(got)]
             for nodes, got in zip(self.cohorts, self.uploads, strict=True)
         ]
 
 
-def with_rows(
-    upload: Upload, rows: Mapping[str, np.ndarray], tables: Mapping[str, Table]
-) -> Upload:
-    """The upload of a client with its rows of tables, padded to a power of two: each size is
-    compiled."""
-    if not rows:
-        return upload
+def padded(
+    sent: Sent, rows: Mapping[str, np.ndarray], tables: Mapping[str, Table]
+) -> tuple[Sent, dict[str, Any]]:
+    """What a client sent of its rows of tables, and these rows, padded to a power of two: each size
+    is compiled."""
     whole = {name: table.rows for name, table in tables.items()}
     size = {name: min(1 << (len(ids) - 1).bit_length(), whole[name]) for name, ids in rows.items()}
     ids = {
         n: np.concatenate([held, np.full(size[n] - len(held), whole[n], np.int32)])
         for n, held in rows.items()
     }
-    pad = lambda a, k: np.concatenate([a, np.zeros((k - len(a), *a.shape[1:]), a.dtype)])  # noqa: E731
-    return upload._replace(delta=on_named(pad, size, upload.delta), rows=ids)
+
+    def pad(tree):
+        def longer(a, k):
+            return np.concatenate([a, np.zeros((k - len(a), *a.shape[1:]), a.dtype)])
+
+        return None if tree is None else on_named(longer, size, tree)
+
+    return sent._replace(own=pad(sent.own), weighted=pad(sent.weighted)), ids

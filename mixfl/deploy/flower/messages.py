@@ -9,7 +9,7 @@ import functools
 import math
 import zlib
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -19,14 +19,15 @@ from flwr.supercore.inflatable.inflatable_object import (
     no_object_id_recompute,
 )
 
-from mixfl.algorithms.contract import Message as Broadcast
-from mixfl.algorithms.contract import Upload
+from mixfl.aggregation.wire import Sent
+from mixfl.algorithms.contract import Broadcast
 from mixfl.errors import MixflError
 from mixfl.forms.rows import Table
 from mixfl.settings import Settings
 from mixfl.trees import named_leaves, on_named
 
 FORMAT = "mixfl.little-endian"
+VERSION = 2  # of the messages; 1 had no number, and sent whole changes in place of own parts
 LARGEST = float(np.finfo(np.float32).max)
 T = TypeVar("T")
 
@@ -120,7 +121,9 @@ def config(content: RecordDict, kind: str, **types: type) -> list[Any]:
 
 def hello(population: str, number: int, rows: Mapping[str, np.ndarray]) -> RecordDict:
     """`rows` has, per table, the rows that its data names: of others it needs nothing."""
-    who = ConfigRecord({"population": population, "number": str(number)})  # up to 64 bits
+    who = ConfigRecord(
+        {"population": population, "number": str(number), "version": VERSION}  # up to 64 bits
+    )
     return RecordDict({"hello": who, "rows": ArrayRecord({n: array(a) for n, a in rows.items()})})
 
 
@@ -130,6 +133,7 @@ def parsed_hello(
 ) -> tuple[str, int, dict[str, np.ndarray]]:
     """`tables` has each population's."""
     population, number = config(content, "hello", population=str, number=str)
+    check_version(content["hello"])
     if population not in tables:
         raise Rejected("malformed", "it is of no population of this problem")
     if not (number.isascii() and number.isdigit() and len(number) <= 20):
@@ -170,44 +174,71 @@ def cut_shapes(tree: Any, rows: Mapping[str, np.ndarray]) -> Any:
     )
 
 
-def task(round: int, message: Broadcast, rows: Mapping[str, np.ndarray]) -> RecordDict:
-    """What a client gets in a round."""
-    content = RecordDict({"train": ConfigRecord({"round": round, "rows": digest(rows)})})
-    content["x"] = arrays(cut(message.x, rows))
-    if message.aug is not None:
-        content["aug"] = arrays(cut(message.aug, rows))
+def task(
+    round: int, broadcast: Broadcast, rows: Mapping[str, np.ndarray], told: Any = ()
+) -> RecordDict:
+    """What a client gets in a round. `told` is for the steps of the aggregation that it takes."""
+    head = ConfigRecord({"round": round, "rows": digest(rows), "version": VERSION})
+    content = RecordDict({"train": head})
+    content["x"] = arrays(cut(broadcast.x, rows))
+    if broadcast.aug is not None:
+        content["aug"] = arrays(cut(broadcast.aug, rows))
+    if jax.tree.leaves(told):
+        content["told"] = arrays(told)
     return content
 
 
+class Task(NamedTuple):
+    round: int
+    broadcast: Broadcast
+    told: Any
+
+
 def parsed_task(
-    content: RecordDict, x: Any, rows: Mapping[str, np.ndarray]
-) -> tuple[int, Broadcast] | None:
-    """The round and the message, like the model `x`; None if its rows are not those."""
+    content: RecordDict, x: Any, rows: Mapping[str, np.ndarray], told: Any = ()
+) -> Task | None:
+    """With a broadcast like the model `x`, and what the aggregation tells like `told`; None if its
+    rows are not those."""
     round, rows_digest = config(content, "train", round=int, rows=int)
+    check_version(content["train"])
     if rows_digest != digest(rows):
         return None
     like = cut_shapes(x, rows)
     aug = parsed_tree(content["aug"], like) if "aug" in content else None
-    return round, Broadcast(parsed_tree(content.get("x"), like), aug)
+    told = parsed_tree(content.get("told"), told) if jax.tree.leaves(told) else told
+    return Task(round, Broadcast(parsed_tree(content.get("x"), like), aug), told)
+
+
+def check_version(head: Any) -> None:
+    version = head.get("version", 1)
+    if version != VERSION:
+        raise Rejected(
+            "version", f"its mixfl sends messages of version {str(version)[:20]}, this one of "
+            f"version {VERSION}: install the same release of mixfl at the server and at all nodes",
+        )  # fmt: skip
 
 
 STALE = RecordDict({"stale": ConfigRecord({})})  # "I hold other rows now: ask me again"
 
 
-def upload(sent: Upload) -> RecordDict:
+TREES = ("own", "grads", "weighted")  # of what is sent
+
+
+def upload(sent: Sent) -> RecordDict:
     """What the server gets of a client."""
-    told: dict[str, Any] = {
+    numbers: dict[str, Any] = {
         name: float(getattr(sent, name)) for name in ("weight", "steps", "loss")
     }
-    content = RecordDict({"delta": arrays(sent.delta), "numbers": MetricRecord(told)})
-    if sent.grads is not None:
-        content["grads"] = arrays(sent.grads)
+    content = RecordDict({"numbers": MetricRecord(numbers)})
+    for name in TREES:
+        if (tree := getattr(sent, name)) is not None:
+            content[name] = arrays(tree)
     return content
 
 
 @only_rejected
-def parsed_upload(content: RecordDict, like: Upload, s: Settings, most: float) -> Upload:
-    """A client's upload, like `like`, or Rejected. `most` is the largest norm of its change."""
+def parsed_upload(content: RecordDict, like: Sent, s: Settings, most: float) -> Sent:
+    """What a client sent, like `like`, or Rejected. `most` is the largest norm of its change."""
     if "stale" in content:
         raise Rejected("stale", "it holds other rows now, and is asked for them again")
     weight, steps, loss = numbers(content.get("numbers"), "weight", "steps", "loss")
@@ -220,16 +251,20 @@ def parsed_upload(content: RecordDict, like: Upload, s: Settings, most: float) -
     }[s.weighting]
     if not least <= weight <= largest:
         raise Rejected("malformed", "its weight is not possible with its steps")
-    delta = parsed_tree(content.get("delta"), like.delta)
-    grads = None if like.grads is None else parsed_tree(content.get("grads"), like.grads)
-    for leaf in jax.tree.leaves((delta, grads)):
+    trees = {
+        name: parsed_tree(content.get(name), getattr(like, name))
+        for name in TREES
+        if getattr(like, name) is not None
+    }
+    for leaf in jax.tree.leaves(trees):
         if not np.isfinite(leaf).all():
             raise Rejected("nonfinite", "its change of the model is not finite")
-    for tree in (delta, grads):
+    for tree in trees.values():
         squares = [np.sum(np.square(a.astype(np.float64))) for a in jax.tree.leaves(tree)]
-        if math.sqrt(sum(squares)) > most:
+        if math.sqrt(sum(squares)) > most * max(weight, 1):  # they may be weighted
             raise Rejected("too_large", "its change of the model is larger than max_update_norm")
-    return Upload(delta, np.float32(weight), np.float32(steps), grads, np.float32(loss))
+    head = {"weight": weight, "steps": steps, "loss": loss}
+    return like._replace(**trees, **{name: np.float32(v) for name, v in head.items()})
 
 
 def sent_bytes(message: Message) -> int:

@@ -17,7 +17,7 @@ from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.constant import HEAD_BODY_DIVIDER, HEAD_VALUE_DIVIDER
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
-from mixfl.algorithms.contract import Upload
+from mixfl.aggregation.wire import Sent
 from mixfl.deploy.flower.messages import Rejected
 from mixfl.forms.rows import Table
 from mixfl.trees import named_leaves
@@ -46,8 +46,8 @@ def bounds(sizes: Iterable[tuple[str, int]]) -> Bounds:
     return Bounds(objects, sum(size for _, size in sizes), text)
 
 
-def upload_bounds(like: Upload) -> Bounds:
-    trees = [tree for tree in (like.delta, like.grads) if tree is not None]
+def upload_bounds(like: Sent) -> Bounds:
+    trees = [tree for tree in (like.own, like.grads, like.weighted) if tree is not None]
     named = [item for tree in trees for item in named_leaves(tree).items()]
     return bounds((name, _bytes(leaf)) for name, leaf in named)
 

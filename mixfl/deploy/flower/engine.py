@@ -1,0 +1,260 @@
+"""The rounds of a deployment: an engine like the simulator, whose clients are Flower's nodes.
+
+Messages are sent. The server does its central work while the clients train. Replies are fetched
+until all are there or the deadline has passed. The sums go into the algorithm's update.
+
+What a client sends is checked (messages.py). One that fails in any way is left out and counted. A
+round with too few replies is skipped: the state stays as it was, and the next round has other
+clients. Summands are added up in the order of the cohort, whenever they came: so a round has the
+same bits each time.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flwr.serverapp import Grid
+
+from mixfl.aggregation import chain
+from mixfl.aggregation.wire import Sent, restored, sent
+from mixfl.algorithms.contract import Algorithm, Batches, ClientFeed, Recipe, Sums
+from mixfl.algorithms.steps import zeros
+from mixfl.deploy.flower.config import Deployment
+from mixfl.deploy.flower.exchange import Exchange, padded
+from mixfl.deploy.flower.link import Link, link_to
+from mixfl.deploy.flower.members import Members
+from mixfl.deploy.flower.nodes import Nodes
+from mixfl.deploy.flower.replies import Clock
+from mixfl.engine.auto import Forms, choose_forms, model_shapes, resolved
+from mixfl.engine.base import Progress, RoundBytes, RoundResult
+from mixfl.engine.feeding import Draws
+from mixfl.engine.round import State
+from mixfl.engine.simulator import check_params
+from mixfl.engine.summing import compared, finite
+from mixfl.forms.base import add_to, zeros_for
+from mixfl.forms.rows import RowForm
+from mixfl.problem import Problem
+from mixfl.settings import Settings
+
+LONGEST_PAUSE = 60.0  # seconds after a failed round
+
+
+class Programs(NamedTuple):
+    """The algorithm's functions, compiled, and the shapes of what clients send."""
+
+    broadcast: Callable
+    told: Callable  # the aggregation's states -> what it tells
+    report: Callable  # population, told, sent, rows -> its report
+    add: Callable  # population, sums, settled, sent, rows -> sums
+    compared: Callable  # population, stacked, state -> Summed
+    central: Callable
+    update: Callable
+    summands: list[Sums]  # per population, the shapes of a summand
+    like: list[Sent]  # and of what is sent of it
+
+
+class DeployedEngine:
+    """See Engine in mixfl/engine/base.py."""
+
+    def __init__(
+        self, problem: Problem, recipe: Recipe, s: Settings, d: Deployment, grid: Grid | Link,
+        note: Callable[[str], None], clock: Clock = time, out: Path | None = None,
+    ):  # fmt: skip
+        self.problem, self.s, self.d = problem, recipe.resolve(problem, s), d
+        self.clock, self.note = clock, note
+        self.algorithm = recipe.build(problem, self.s)
+        self.aggregation = chain(self.s)
+        self.forms = self._rows_only(
+            choose_forms(problem, model_shapes(problem), self.algorithm, self.s, self.aggregation)
+        )
+        self.draws = Draws(problem, self.s)
+        self.draws.check_draws(self.algorithm.at(0))
+        self.members = Members(problem, d, out, note)
+        self.nodes = Nodes(
+            link_to(grid, clock), problem, self.s, d, self.forms.tables, self.members, clock, note
+        )
+        self.programs: dict[Algorithm, Programs] = {}
+        self.bytes = RoundBytes(0.0, 0.0)  # of the last round
+        self.failures = 0  # rounds in a row
+        self.on_progress: Callable[[Progress], None] = lambda _: None
+
+    @staticmethod
+    def _rows_only(forms: Forms) -> Forms:
+        """What the server takes part in: the other forms are the clients' own business."""
+        of = {n: tuple(f for f in fs if isinstance(f, RowForm)) for n, fs in forms.of.items()}
+        return forms._replace(of=of)
+
+    def init(self) -> Any:
+        x = self.problem.init(jax.random.key(self.s.seed))
+        check_params(x)
+        clients = self.problem.populations if self.algorithm.feed.clients else ()
+        return State(self.algorithm.init(x), tuple(self.aggregation.init() for _ in clients))
+
+    def shapes(self) -> Any:
+        return jax.eval_shape(self.init)
+
+    def resolved(self) -> Settings:
+        return resolved(self.s, self.s.cohort_size, 1, self.forms)
+
+    def notes(self) -> Iterator[str]:
+        yield from map(str, self.forms.refused)
+
+    def round_bytes(self, round: int) -> RoundBytes:
+        """Bytes per client that were sent and received in the last round."""
+        return self.bytes
+
+    def rounds(self, state: Any, start: int, stop: int) -> Iterator[RoundResult]:
+        for t in range(start, stop):
+            state, info = self._round(t, state)
+            yield RoundResult(t + 1, state, info)
+
+    def _round(self, t: int, state: State) -> tuple[State, dict[str, Any]]:
+        algorithm = self.algorithm.at(t)
+        programs, drawn = self._programs(algorithm), self.draws.drawn(algorithm, t)
+        if not algorithm.feed.clients:
+            central = programs.central(state.algorithm, drawn)
+            after, info = programs.update(state.algorithm, [], [], central)
+            return state._replace(algorithm=after), {**info, "clients/rejected": 0}
+        cohorts = self.nodes.cohorts(t)
+        broadcasts = programs.broadcast(state.algorithm, drawn)
+        told = programs.told(state.aggregation)
+        exchange = Exchange(self.nodes, t, cohorts, programs.like)
+        exchange.push(broadcasts, [self.aggregation.part(told_j, True) for told_j in told])
+        # The clients train meanwhile.
+        central = jax.block_until_ready(programs.central(state.algorithm, drawn))
+        exchange.pull()
+        self.bytes = exchange.bytes()
+        counts = exchange.counted()
+        self.members.save()
+        if short := exchange.short(self.nodes.least):
+            self._failed(t, short)
+            return state, {**counts, "rounds/failed": 1, "finite": True}
+        self.failures = 0
+        sums, aggregation = [], []
+        for j, replies in enumerate(exchange.ordered()):
+            sums_j, counts_j, after_j = self._sums(
+                programs, j, replies, told[j], state.aggregation[j]
+            )
+            sums.append(sums_j)
+            aggregation.append(after_j)
+            for name, count in counts_j.items():
+                counts[name] = counts.get(name, 0) + int(count)
+        after, info = programs.update(state.algorithm, broadcasts, sums, central)
+        return State(after, tuple(aggregation)), {**info, **counts}
+
+    def _sums(self, programs: Programs, j: int, replies, told, state) -> tuple[Any, dict, Any]:
+        """Over the clients of a population, what the aggregation counted, and its next state."""
+        steps = self.aggregation
+        if self.s.aggregation != "mean":
+            stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *(r for _, r in replies))
+            summed = programs.compared(j, stacked, state)
+            sums = steps.at(True).decode(steps.part(told, True), summed.sums)
+            return sums, summed.counts, steps.next(state, summed.reports)
+        given = [padded(reply, rows, self._tables(j)) for rows, reply in replies]
+        each = [programs.report(j, told, *g) for g in given]
+        reports = jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
+        settled = steps.settled(state, told, reports)
+        sums = zeros_for(self._marked_shapes(programs, j, given[0]))
+        for g in given:
+            sums = programs.add(j, sums, settled, *g)
+        sums = steps.decode(settled, sums)
+        return sums, steps.counted(settled, reports), steps.next(state, reports)
+
+    def _failed(self, t: int, short: list[str]) -> None:
+        seconds = min(2.0 ** min(self.failures, 10), LONGEST_PAUSE)
+        self.failures += 1
+        self.note(
+            f"round {t + 1} is skipped: good replies from {', '.join(short)}, at least "
+            f"{self.nodes.least} wanted (min_replies); going on in {seconds:.0f} s"
+        )
+        self.clock.sleep(seconds)
+
+    def _tables(self, j: int):
+        return self.nodes.tables[self.problem.populations[j].name]
+
+    def _summand(self, like: Sums, j: int, given: Sent, ids) -> Sums:
+        """What a client sent, as a summand of whole tables."""
+        summand = restored(given, like)
+        for form in self.forms.of[self.problem.populations[j].name]:
+            summand = form.marked(summand, ids)  # type: ignore[attr-defined]
+        return summand
+
+    def _marked_shapes(self, programs: Programs, j: int, given):
+        return jax.eval_shape(lambda g, ids: self._summand(programs.summands[j], j, g, ids), *given)
+
+    def _programs(self, algorithm: Algorithm) -> Programs:
+        if algorithm in self.programs:
+            return self.programs[algorithm]
+        summands = self._summand_shapes(algorithm) if algorithm.feed.clients else []
+        at_client, at_server = self.aggregation.at(True), self.aggregation.at(False)
+
+        def of_all(reports):
+            """Those of the server's steps, with none of the clients' between them."""
+            own = iter(reports)
+            return tuple(() if step.at_client else next(own) for step in self.aggregation.steps)
+
+        def encoded(told, summand):
+            """By the steps that run at the server; the others have run at the client."""
+            own = self.aggregation.part(told, False)
+            code, reports = at_server.encode(own, summand, None)
+            return code, of_all(reports)
+
+        def report(j, told, given, ids):
+            return encoded(told, self._summand(summands[j], j, given, ids))[1]
+
+        def add(j, sums, settled, given, ids):
+            return add_to(sums, encoded(settled, self._summand(summands[j], j, given, ids))[0])
+
+        def several(j, stacked, state):
+            every = jax.vmap(lambda g: self._summand(summands[j], j, g, {}))(stacked)
+            own = self.aggregation.part(state, False)
+            summed = compared(self.s, at_server, every, None, own)
+            return summed._replace(reports=of_all(summed.reports))
+
+        def update(state, broadcasts, sums, central):
+            state, info = algorithm.update(state, broadcasts, sums, central)
+            return state, {**info, "finite": finite(state)}
+
+        def code(summand, told):
+            return sent(at_client.encode(told, summand, np.zeros(2, np.uint32))[0],
+                        bool(at_client.steps))  # fmt: skip
+
+        told = self.aggregation.part(self.aggregation.told(self.aggregation.init()), True)
+        self.programs[algorithm] = Programs(
+            jax.jit(algorithm.broadcast),
+            jax.jit(lambda states: tuple(map(self.aggregation.told, states))),
+            jax.jit(report, static_argnums=0), jax.jit(add, static_argnums=0),
+            jax.jit(several, static_argnums=0), jax.jit(algorithm.central), jax.jit(update),
+            summands, [jax.eval_shape(code, summand, told) for summand in summands],
+        )  # fmt: skip
+        return self.programs[algorithm]
+
+    def _summand_shapes(self, algorithm: Algorithm) -> list[Sums]:
+        """Per population, those of a client's summand. The server has no data of clients, by which
+        their loss could be traced; what they send does not depend on it."""
+        one = np.ones((1, 1), np.float32)
+
+        def summand(j: int):
+            x = self.problem.init(jax.random.key(self.s.seed))
+            broadcast = algorithm.broadcast(algorithm.init(x), self.draws.drawn(algorithm, 0))[j]
+            term = replace(self.problem.populations[j], loss=NoLoss())
+            feed = ClientFeed(Batches({}, one))
+            return algorithm.summand(algorithm.client(term, broadcast, feed))
+
+        populations = range(len(self.problem.populations))
+        return [jax.eval_shape(lambda j=j: summand(j)) for j in populations]
+
+
+class NoLoss:
+    """A loss of 0, whatever the data is."""
+
+    def __call__(self, x, data):
+        return jnp.zeros(())
+
+    def value_and_grad(self, mean, x, batch):
+        return jnp.zeros(()), zeros(x)

@@ -1,0 +1,93 @@
+"""The bytes of a round, counted from the arrays that would be sent."""
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from mixfl.aggregation.wire import sent
+from mixfl.algorithms.contract import Algorithm, Sums
+from mixfl.engine.auto import Forms
+from mixfl.engine.base import RoundBytes
+from mixfl.engine.feeding import Feeder, Piece
+from mixfl.forms.rows import RowForm, restrict
+from mixfl.problem import Problem
+
+
+class ByteCounter:
+    """Without rows, a round's bytes follow from the shapes. A client that has only its rows of a
+    table sends and gets as much as it has of them: those are counted for every cohort."""
+
+    def __init__(self, problem: Problem, feeder: Feeder, forms: Forms):
+        self.problem, self.feeder, self.forms = problem, feeder, forms
+        self.fixed: dict[Algorithm, list[tuple]] = {}
+        self.fed: tuple[int, list] = (-1, [])  # the last round read, and its clients' rows
+
+    def read(self, piece: Piece) -> None:
+        if piece.round != self.fed[0]:
+            self.fed = (piece.round, [])
+        self.fed[1].append(_rows(piece))
+
+    def count(self, algorithm: Algorithm, round: int, shapes) -> RoundBytes:
+        """`shapes()` are those of the engine's state."""
+        if not algorithm.feed.clients:
+            return RoundBytes(0.0, 0.0)
+        if algorithm not in self.fixed:
+            self.fixed[algorithm] = self._fixed(algorithm, round, shapes())
+        total = np.zeros(2)
+        for j, (base, per_row) in enumerate(self.fixed[algorithm]):
+            total += base
+            if per_row:
+                for table, held in self.held_rows(algorithm, round, j).items():
+                    total += held.mean() * per_row[table]
+        down, up = total / len(self.problem.populations)
+        return RoundBytes(float(down), float(up))
+
+    def held_rows(self, algorithm: Algorithm, round: int, population: int) -> dict[str, np.ndarray]:
+        """Per table, how many rows each client of a round's cohort holds: [clients].
+
+        They are known for the last round, if all of it was read here; others are read."""
+        fed = self.fed[1]
+        if round != self.fed[0] or jax.process_count() > 1:
+            fed = [_rows(piece) for piece in self.feeder.whole().pieces(algorithm, round)]
+        tables = self.forms.tables[self.problem.populations[population].name]
+        counts = {
+            name: np.concatenate([(rows[population][name] < table.rows).sum(1) for rows in fed])
+            for name, table in tables.items()
+        }
+        return {name: held[: self.feeder.s.cohort_size] for name, held in counts.items()}
+
+    def _fixed(self, algorithm: Algorithm, round: int, shapes: Any) -> list[tuple]:
+        """Per population, bytes down and up: without rows of tables, and by table, per row."""
+        piece = next(iter(self.feeder.pieces(algorithm, round)))
+        broadcasts = jax.eval_shape(algorithm.broadcast, shapes.algorithm, piece.drawn)
+        counted = []
+        for term, broadcast, feeds in zip(
+            self.problem.populations, broadcasts, piece.clients, strict=True
+        ):
+            one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), feeds)
+            one = one._replace(notes=None, key=None)
+
+            def count(rows: dict[str, int], term=term, broadcast=broadcast, one=one) -> np.ndarray:
+                ids = {n: jax.ShapeDtypeStruct((k,), np.int32) for n, k in rows.items()}
+                own = jax.eval_shape(restrict, broadcast, ids) if ids else broadcast
+                summand = jax.eval_shape(
+                    lambda b, f: algorithm.summand(algorithm.client(term, b, f)), own, one
+                )
+                up = sent(summand)._replace(loss=None) if isinstance(summand, Sums) else summand
+                return np.array([_bytes(own) + _bytes(one.share), _bytes((up, ids))], float)
+
+            # Affine in the number of rows: the arrays with one row and with two tell it all.
+            single = {table: 1 for table in self.forms.tables.get(term.name, ())}
+            base = count(single)
+            per_row = {t: count(single | {t: 2}) - base for t in single}
+            counted.append((base - sum(per_row.values(), np.zeros(2)), per_row))
+        return counted
+
+
+def _rows(piece: Piece) -> list:
+    return [(feed.notes or {}).get(RowForm.name) for feed in piece.clients]
+
+
+def _bytes(tree) -> int:
+    return sum(int(np.prod(a.shape)) * a.dtype.itemsize for a in jax.tree.leaves(tree))
