@@ -38,7 +38,7 @@ class AtNodes:
     def __getattr__(self, name: str):
         raise MixflError(
             "the data of a federated term is at the nodes of a deployment, and all of it is needed "
-            "here: give a mixfl.ClientData, or use mixfl.deploy.flower.simulated(problem, nodes)."
+            "here: give a mixfl.ClientData, or use mixfl.flower.simulated(problem, nodes)."
         )
 
     def __len__(self) -> int:

@@ -24,6 +24,7 @@ import jax.numpy as jnp
 class Step:
     at_client = True  # in a deployment; False: at the server, which can trust nobody else
     squares = False  # asks for the norms of summands
+    elements = False  # changes single numbers of summands, which low-rank layers do not form
     random = False  # draws at random: encode gets a key, which no other client or round has
 
     def init(self) -> Any:
@@ -66,6 +67,7 @@ class Chain(Step):
     def __init__(self, steps: Sequence[Step]):
         self.steps = tuple(steps)
         self.squares = any(step.squares for step in steps)
+        self.elements = any(step.elements for step in steps)
         self.random = any(step.random for step in steps)
 
     def at(self, client: bool) -> "Chain":

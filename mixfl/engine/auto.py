@@ -75,7 +75,7 @@ def choose_forms(
         for choose in CHOOSE:
             form = choose(
                 Candidate(term, x, algorithm, s, steps, batch, s.aggregation != "mean",
-                          aggregation.squares, chosen)
+                          aggregation.squares, aggregation.elements, chosen)
             )  # fmt: skip
             if isinstance(form, Refused):
                 refused.setdefault(choose.__module__, form)

@@ -64,7 +64,7 @@ class Population:
         """`state` is the aggregation's."""
         chain = self.aggregation
         group = group_size(len(feeds.batches.mask), broadcast.x, self.forms)
-        started = start(self.forms, term, broadcast, feeds)
+        started: Any = start(self.forms, term, broadcast, feeds)
 
         def total(told, look: bool):
             return self._total(group, *started, told, look)

@@ -42,6 +42,10 @@ class Part:
     def scaled(self, factor) -> "Part":
         raise NotImplementedError
 
+    def mapped(self, function: Callable) -> "Part":
+        """With a function of single numbers, by which 0 stays 0."""
+        raise NotImplementedError
+
     def of_group(self) -> "Part":
         """Those of several clients, stacked along the first axis, as one."""
         raise NotImplementedError
@@ -109,6 +113,7 @@ class Candidate(NamedTuple):
     batch: int  # its largest batch
     single: bool  # summands are compared with each other, so that they must be arrays
     squares: bool  # the norm of a summand is asked for
+    elements: bool  # single numbers of a summand are changed
     others: Sequence[Form] = ()  # chosen before
 
 
@@ -152,6 +157,11 @@ def squares(leaf: Any) -> Any:
     if is_part(leaf):
         return leaf.squares()
     return jnp.sum(jnp.square(leaf.astype(jnp.float32)))
+
+
+def mapped(function: Callable, leaf: Any) -> Any:
+    """A function of single numbers, by which 0 stays 0."""
+    return leaf.mapped(function) if is_part(leaf) else function(leaf)
 
 
 def scaled(factor: Any, leaf: Any) -> Any:

@@ -191,6 +191,8 @@ def choose(c: Candidate) -> Form | Refused | None:
         reason = "no loss has a dense layer on raw inputs whose weights are used nowhere else"
     elif not uses_own_loss_only(c.algorithm) or not make(c.settings.client_opt, 1.0).plain:
         reason = "the clients' steps are not plain SGD on their own loss"
+    elif c.elements:
+        reason = "the aggregation changes single numbers of what clients send"
     elif c.single:
         reason = f"aggregation = {c.settings.aggregation} compares the whole changes of all clients"
     else:
@@ -292,6 +294,9 @@ class LowRankLoss:
     loss: Callable
     weights: dict[str, Any]
     batch: dict[str, Any]
+
+    def __call__(self, x, data):
+        return self.loss(x, data)  # of whole weights
 
     def value_and_grad(self, mean, x, batch):
         return jax.value_and_grad(lambda x: mean(self._losses(x, batch.data, batch.extra)))(x)

@@ -51,6 +51,9 @@ class Rows(Part):
     def scaled(self, factor):
         return Rows(self.ids, (factor * self.values).astype(self.values.dtype), self.table)
 
+    def mapped(self, function):
+        return Rows(self.ids, function(self.values), self.table)
+
     def of_group(self):
         values = self.values.reshape(-1, *self.values.shape[2:])
         return Rows(self.ids.reshape(-1), values, self.table)

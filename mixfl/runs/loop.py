@@ -271,7 +271,7 @@ class Training:
                 "time/round_ms": round(round_ms, 3),
             }
         self.pending = Evaluation(self.plan.problem, t, result.state.x, row)
-        if self.simulator.devices > 1 and jax.default_backend() == "cpu":
+        if self.simulator.resolved().devices > 1 and jax.default_backend() == "cpu":
             self._settle()
 
     def _settle(self) -> None:

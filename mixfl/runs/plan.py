@@ -6,7 +6,7 @@ part for the algorithm, a configuration file, what is set by hand.
 
 import dataclasses
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import tomli_w
 import mixfl
 from mixfl.algorithms import recipe
 from mixfl.algorithms.contract import Algorithm, Recipe
-from mixfl.engine import Simulator
+from mixfl.engine import Engine, Simulator
 from mixfl.errors import MixflError, unknown
 from mixfl.problem import Problem
 from mixfl.settings import KEYS, Settings, check_keys
@@ -34,6 +34,11 @@ class Plan:
     preset: str | None = None
     data: str | None = None
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+    make_engine: Callable[["Plan"], Engine] | None = None  # by default, the simulator
+
+    def engine(self) -> Engine:
+        return self.make_engine(self) if self.make_engine else self.simulator()
 
     def simulator(self) -> Simulator:
         return Simulator(self.problem, self.algorithm(), self.settings)

@@ -76,7 +76,7 @@ def train(
 def run(
     plan: Plan, out: Path | None, resume: bool, report: Quiet, label: str = "",
     track: str | None = None, restart: bool = False, from_best: bool = False,
-    changed_data: bool = False, engine: Any = None,
+    changed_data: bool = False,
 ) -> Result:  # fmt: skip
     """Everything is checked before anything is written."""
     if restart and (resume or from_best):
@@ -85,7 +85,7 @@ def run(
     report = report if first else Quiet()
     with processes.Together():
         tracker = find_tracker(track if first else None)
-        simulator = engine or plan.simulator()
+        simulator = plan.engine()
         preflight(plan.problem, plan.settings, bool(simulator.forms.tables))
         # A mistake in it shows now, not after the first rounds.
         before = evaluated(plan.problem, one_copy(simulator.init().x)) if first else {}

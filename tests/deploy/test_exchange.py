@@ -36,6 +36,7 @@ import mixfl
 import mixfl.flower
 from mixfl.deploy.flower import link as link_module
 from mixfl.deploy.flower import messages, server
+from mixfl.deploy.flower.engine import LONGEST_PAUSE
 from mixfl.deploy.flower.link import Client, TooLong
 from mixfl.deploy.flower.reply_limits import Reply, bounds
 from mixfl.errors import MixflError
@@ -192,10 +193,10 @@ def test_failed_rounds_can_go_on_for_ever():
     """2.0**1024 is too large for a float."""
     there, nodes = placed("two terms")
     grid = InProcess(mixfl.flower.client_app(there), nodes, SETTINGS)
-    engine = server.deployed(there, grid, SETTINGS, Notes(), grid.clock).simulator()
+    engine = server.deployed(there, grid, SETTINGS, Notes(), grid.clock).engine()
     engine.failures = 5000
     engine._failed(3, ["0 of 3 clients"])
-    assert grid.clock.now == server.LONGEST_PAUSE
+    assert grid.clock.now == LONGEST_PAUSE
 
 
 # Replies that never end, or are too large
@@ -267,11 +268,11 @@ def put_together(tree, contents, most):
 def test_an_honest_reply_of_any_size_passes(size):
     """Zeros, too: Flower sends their chunks, which are equal, once."""
     arrays = {"zeros": np.zeros(size // 4, np.float32), "a/ü": np.arange(size // 4, dtype="f4")}
-    reply = Message(RecordDict({"delta": messages.arrays(arrays)}), 1, "train")
+    reply = Message(RecordDict({"own": messages.arrays(arrays)}), 1, "train")
     _, tree, contents = honest(reply)
     found = put_together(tree, contents, bounds((n, a.nbytes) for n, a in arrays.items()))
-    assert found.content["delta"]["a/ü"].data == arrays["a/ü"].tobytes()
-    assert len(found.content["delta"]["zeros"].data) == size
+    assert found.content["own"]["a/ü"].data == arrays["a/ü"].tobytes()
+    assert len(found.content["own"]["zeros"].data) == size
 
 
 def test_a_tree_that_is_too_deep():
@@ -282,7 +283,7 @@ def test_a_tree_that_is_too_deep():
         Reply(tree.object_id, tree, bounds([("w", 12)]))
 
 
-SMALL = Message(RecordDict({"delta": messages.arrays({"w": np.ones(3, "f4")})}), 1, "train")
+SMALL = Message(RecordDict({"own": messages.arrays({"w": np.ones(3, "f4")})}), 1, "train")
 
 
 @settings(max_examples=200, deadline=None)
@@ -345,7 +346,7 @@ def test_who_sent_a_reply_is_not_the_replys_to_say():
         real = dict(reply.metadata.__dict__)
         message, src = known["victim"]
         reply.metadata.__dict__.update(_reply_to_message_id=message, _src_node_id=src)
-        reply.content["delta"]["w"] = messages.array(np.full(3, 9, np.float32))
+        reply.content["own"]["w"] = messages.array(np.full(3, 9, np.float32))
         sent = honest(reply)
         reply.metadata.__dict__.update(real)
         return sent
@@ -432,7 +433,7 @@ def with_junk(wanted, idle=0):
 
     link.broken = broken
     plan = server.deployed(there, link.link(), config, Notes(), link.clock)
-    engine = plan.simulator()
+    engine = plan.engine()
     infos = [found.info for found in engine.rounds(engine.init(), 0, 2)]
     return infos, engine, link
 

@@ -33,7 +33,7 @@ from flwr.common.constant import ErrorCode
 
 import mixfl
 import mixfl.flower
-from mixfl.deploy.flower import client, messages, server
+from mixfl.deploy.flower import client, engine, messages, server
 from mixfl.deploy.flower.client import Client
 from mixfl.engine.cohort import cohort
 from mixfl.errors import MixflError
@@ -165,10 +165,10 @@ def test_deployment_is_the_simulator(problem, algorithm, changes):
 def test_central_work_is_done_while_the_clients_train(monkeypatch):
     there, nodes = placed("two terms")
     grid = InProcess(mixfl.flower.client_app(there), nodes, SETTINGS)
-    real = server.DeployedEngine._programs
+    real = engine.DeployedEngine._programs
 
-    def watched(engine, algorithm):
-        found = real(engine, algorithm)
+    def watched(deployed, algorithm):
+        found = real(deployed, algorithm)
 
         def central(*args):
             grid.events.append(("central", ""))
@@ -176,7 +176,7 @@ def test_central_work_is_done_while_the_clients_train(monkeypatch):
 
         return found._replace(central=central)
 
-    monkeypatch.setattr(server.DeployedEngine, "_programs", watched)
+    monkeypatch.setattr(engine.DeployedEngine, "_programs", watched)
     deploy(grid=grid, rounds=2)
     kinds = [kind for kind, group in grid.events if group != "hello"][len(nodes) :]
     assert kinds == 2 * (["push"] * 3 + ["central"] + ["reply"] * 3)
@@ -189,7 +189,7 @@ def poison(name, value):
     """A reply in which one array is another."""
 
     def change(content):
-        content["delta"]["w"] = value(content["delta"]["w"])
+        content["own"]["w"] = value(content["own"]["w"])
 
     return name, changed(change)
 
@@ -235,10 +235,10 @@ FAULTS = dict([
     poison("nonfinite, infinite", lambda a: raw(a, data=np.full(3, np.inf, np.float32).tobytes())),
     poison("too_large", lambda a: raw(a, data=np.full(3, 3e38, np.float32).tobytes())),
     poison("malformed, pickled", lambda a: raw(a, form="numpy.ndarray", data=b"\x80\x04K\x01.")),
-    ("malformed, no delta", without("delta")),
+    ("malformed, no own part", without("own")),
     ("malformed, no numbers", without("numbers")),
-    ("malformed, another record", replaced(delta=ConfigRecord({"w": 1}))),
-    ("malformed, another name", replaced(delta=ArrayRecord())),
+    ("malformed, another record", replaced(own=ConfigRecord({"w": 1}))),
+    ("malformed, another name", replaced(own=ArrayRecord())),
     ("malformed, weight", numbers(weight=1e9)),
     ("malformed, negative weight", numbers(weight=-1.0)),
     ("malformed, steps", numbers(steps=0.5)),
@@ -275,13 +275,12 @@ def expected_without_client_2():
     x = jax.tree.map(np.asarray, there.init(jax.random.key(0)))
     for t, left_out in enumerate([None, 2]):
         uploads = [
-            c.program(messages.Broadcast(x), c.feed(t))
+            c.program(messages.Broadcast(x), c.feed(t), ())
             for i, c in enumerate(clients) if i != left_out
         ]  # fmt: skip
         total = sum(float(u.weight) for u in uploads)
         for u in uploads:
-            share = float(u.weight) / total
-            x = jax.tree.map(lambda a, d, share=share: a + share * d, x, u.delta)
+            x = jax.tree.map(lambda a, own, total=total: a + own / total, x, u.own)
     return x
 
 

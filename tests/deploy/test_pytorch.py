@@ -118,17 +118,17 @@ def test_the_steps_are_pytorchs_own(monkeypatch):
         config = SETTINGS | dict(algorithm="fedavg", client_opt=opt)
         client, other = (Client(p, config, nodes[1]) for p in (there, jax_there))
         x = messages_of(client)
-        sent, wanted = client.program(x, client.feed(0)), other.program(x, other.feed(0))
+        sent, wanted = (c.program(x, c.feed(0), ()) for c in (client, other))
         assert len(taken) == expected
-        for name in ("delta", "weight", "steps", "loss"):
+        for name in ("own", "weight", "steps", "loss"):
             assert_same(getattr(sent, name), getattr(wanted, name), 1e-4)
 
 
 def messages_of(client):
-    from mixfl.algorithms.contract import Message
+    from mixfl.algorithms.contract import Broadcast
     from mixfl.deploy.flower.messages import cut
 
-    return Message(cut(client.init(), client.rows))
+    return Broadcast(cut(client.init(), client.rows))
 
 
 def test_gradients_with_masks_and_jit():

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mixfl
+from mixfl.aggregation.wire import Sent
 from mixfl.deploy.flower import messages
 from mixfl.forms.rows import Table
 
@@ -53,12 +54,15 @@ RECORDS = st.one_of(
         st.floats(), st.floats() | st.integers(0, 4), st.floats() | st.integers(0, 9),
     ),
     st.builds(
-        lambda number: ConfigRecord({"population": "federated", "number": number}),
-        st.text(max_size=25) | st.just("3"),
+        lambda number, version: ConfigRecord(
+            {"population": "federated", "number": number, "version": version}
+        ),
+        st.text(max_size=25) | st.just("3"), st.integers(1, 3) | st.text(max_size=3),
     ),
 )  # fmt: skip
 CONTENTS = st.dictionaries(
-    st.sampled_from(["delta", "numbers", "grads", "hello", "rows", "stale", "more"]), RECORDS,
+    st.sampled_from(["own", "weighted", "numbers", "grads", "hello", "rows", "stale", "more"]),
+    RECORDS,
     max_size=5,
 )  # fmt: skip
 
@@ -68,7 +72,7 @@ CONTENTS = st.dictionaries(
 def test_any_content_is_an_upload_or_rejected(content, dtype):
     shape = jax.ShapeDtypeStruct((3,), jax.numpy.dtype(dtype) if dtype != "float64" else np.float64)
     one = jax.ShapeDtypeStruct((), np.float32)
-    like = mixfl.algorithms.contract.Upload({"w": shape}, one, one, {"w": shape}, one)
+    like = Sent({"w": shape}, one, one, {"w": shape}, one, {"w": shape})
     try:
         messages.parsed_upload(RecordDict(content), like, mixfl.Settings(local_steps=3), 1e6)
     except messages.Rejected as rejected:
@@ -89,6 +93,6 @@ def test_shapes_that_are_no_numbers():
     tables = {"federated": {"t": Table(("item",), 5)}}
     for shape in (["a"], [None], [[1]], [2.0], [float("nan")], [2**70], [True]):
         rows = record_of(ArrayRecord, {"t": array_of("int32", shape, messages.FORMAT, b"\0" * 8)})
-        who = ConfigRecord({"population": "federated", "number": "1"})
+        who = ConfigRecord({"population": "federated", "number": "1", "version": messages.VERSION})
         with pytest.raises(messages.Rejected):
             messages.parsed_hello(RecordDict({"hello": who, "rows": rows}), tables)

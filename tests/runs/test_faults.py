@@ -439,7 +439,7 @@ def test_a_run_that_failed_by_skipped_rounds_may_die_before_it_saves_again(tmp_p
         with pytest.raises(MixflError, match=r"rounds 4 to 12 were skipped.*from round 3"):
             test_flower.deploy(out=out, faults=gone(*range(4, 13)), **keys)
         with monkeypatch.context() as patched:
-            patched.setattr(test_flower.server.DeployedEngine, "_round", dies)
+            patched.setattr(test_flower.engine.DeployedEngine, "_round", dies)
             with pytest.raises(RuntimeError):
                 test_flower.deploy(out=out, **keys)
         assert [p.name for p in (out / "checkpoints").iterdir()] == ["3"]

@@ -15,14 +15,14 @@ DEADLINE = 20.0  # of a round
 
 def spoiled(good: RecordDict, **changes) -> RecordDict:
     """With something else about the first array of the change."""
-    name, first = next(iter(good["delta"].items()))
+    name, first = next(iter(good["own"].items()))
     fields = dict(dtype=first.dtype, shape=first.shape, stype=first.stype, data=first.data)
-    delta = ArrayRecord({**good["delta"], name: Array(**{**fields, **changes})})
-    return RecordDict({**good, "delta": delta})
+    own = ArrayRecord({**good["own"], name: Array(**{**fields, **changes})})
+    return RecordDict({**good, "own": own})
 
 
 def first(good: RecordDict) -> Array:
-    return next(iter(good["delta"].values()))
+    return next(iter(good["own"].values()))
 
 
 def raising(good: RecordDict) -> RecordDict:
