@@ -187,14 +187,14 @@ def choose(c: Candidate) -> Form | Refused | None:
     except Exception:  # the preflight says what is wrong with the loss
         layers = {}
     weights = [n for n, layer in layers.items() if wanted or pays(layer, c.steps)]
-    if not weights:
-        reason = "no loss has a dense layer on raw inputs whose weights are used nowhere else"
-    elif not uses_own_loss_only(c.algorithm) or not make(c.settings.client_opt, 1.0).plain:
-        reason = "the clients' steps are not plain SGD on their own loss"
+    if c.single:
+        reason = f"aggregation = {c.settings.aggregation} compares the whole changes of all clients"
     elif c.elements:
         reason = "the aggregation changes single numbers of what clients send"
-    elif c.single:
-        reason = f"aggregation = {c.settings.aggregation} compares the whole changes of all clients"
+    elif not uses_own_loss_only(c.algorithm) or not make(c.settings.client_opt, 1.0).plain:
+        reason = "the clients' steps are not plain SGD on their own loss"
+    elif not weights:
+        reason = "no loss has a dense layer on raw inputs whose weights are used nowhere else"
     else:
         return LowRank(weights, c.squares)
     return Refused(reason) if wanted else None
