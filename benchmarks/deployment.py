@@ -19,7 +19,7 @@ from pathlib import Path
 
 from mixfl.deploy.flower import processes
 from mixfl.deploy.flower.keys import make_keys
-from mixfl.deploy.flower.new import write_project
+from mixfl.deploy.flower.new_project import write_project
 
 BIN = Path(sys.executable).parent
 HUNG = 300.0  # seconds
@@ -225,14 +225,14 @@ class Supervised(Deployment):
             for name in ("node", "worker"):
                 processes.kill(processes.marked(f"{self.folder.resolve()}/{name}-{n}"))
 
-    def part(self, kept: str, line: str) -> processes.Found:
-        """A process by the name of what is kept up, and a part of its command line."""
-        ours = processes.marked(f"{self.folder.resolve()}/{kept}")
+    def part(self, child: str, line: str) -> processes.Test:
+        """A process of a supervised child, by a part of its command line."""
+        ours = processes.marked(f"{self.folder.resolve()}/{child}")
 
-        def found(process: Path) -> bool:
+        def matches(process: Path) -> bool:
             return line.encode() in (process / "cmdline").read_bytes() and ours(process)
 
-        return found
+        return matches
 
     def runs(self) -> list[str]:
         """The numbers that Flower gave to the runs."""
