@@ -217,21 +217,21 @@ def first_below(errors: np.ndarray, start: float, goal: float) -> float:
 
 
 def judged(seed: int, budget: float) -> dict:
-    found = case(seed)
-    start = float(found.gap(found.problem.init(None)))
+    chosen = case(seed)
+    start = float(chosen.gap(chosen.problem.init(None)))
     seeds = jnp.arange(SEEDS)
-    etas = jnp.asarray([g / (found.K * found.beta) for g in GRID], jnp.float32)
-    runners = {a: runner(found, a) for a in NAMES}
+    etas = jnp.asarray([g / (chosen.K * chosen.beta) for g in GRID], jnp.float32)
+    runners = {a: runner(chosen, a) for a in NAMES}
     tuned, at = {}, {}
     for a in NAMES:
         courses = np.asarray(runners[a](etas, seeds), np.float64)
-        rounds = [first_below(c, start, found.target * start) for c in courses]
+        rounds = [first_below(c, start, chosen.target * start) for c in courses]
         tuned[a], at[a] = min(rounds), float(etas[int(np.argmin(rounds))])
     begun = time.perf_counter()
     advice = diagnose(
-        found.problem,
-        settings(found, "pt", 0.3 / found.beta),
-        target=found.target,
+        chosen.problem,
+        settings(chosen, "pt", 0.3 / chosen.beta),
+        target=chosen.target,
         budget=budget,
         horizon=ROUNDS,
     )
@@ -239,10 +239,10 @@ def judged(seed: int, budget: float) -> dict:
     a = advice.algorithm
     own = np.asarray(runners[a](jnp.asarray([advice.eta], jnp.float32), seeds), np.float64)
     return {
-        "seed": seed, "kind": found.kind, "note": found.note, "S": found.S, "K": found.K,
-        "central": found.central, "tuned": tuned, "advised": a,
+        "seed": seed, "kind": chosen.kind, "note": chosen.note, "S": chosen.S, "K": chosen.K,
+        "central": chosen.central, "tuned": tuned, "advised": a,
         "predicted": {p.algorithm: p.rounds for p in advice.choice.all},
-        "rounds": first_below(own[0], start, found.target * start),
+        "rounds": first_below(own[0], start, chosen.target * start),
         "eta_to_tuned": advice.eta / at[a], "seconds": seconds,
     }  # fmt: skip
 

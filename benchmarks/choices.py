@@ -43,11 +43,11 @@ def versus(size: workloads.Size, ways: list[str], trials: int, seconds: float) -
             worker.ask("init", folder=str(folder))
             worker.run(1)
             counts.append(int(np.clip(seconds / (worker.run(2) / 2), 2, 500)))
-        found = [
+        times = [
             [1000 * w.run(n) / n for w, n in zip(workers, counts, strict=True)]
             for _ in range(trials)
         ]
-        return [round(float(ms), 2) for ms in np.median(found, axis=0)]
+        return [round(float(ms), 2) for ms in np.median(times, axis=0)]
 
 
 @click.command()

@@ -44,8 +44,8 @@ def child(parent: int, part: str) -> int | None:
             pid = int(name)
             if part.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
                 return pid
-            if found := child(pid, part):
-                return found
+            if below := child(pid, part):
+                return below
     except OSError:  # one has just ended
         pass
     return None

@@ -124,12 +124,12 @@ class OutsideLoad:
 
 def tagged(tag: str) -> list[int]:
     """Processes with the tag in their environment."""
-    found = []
+    pids = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
             if tag.encode() in path.read_bytes():
-                found.append(int(path.parent.name))
-    return found
+                pids.append(int(path.parent.name))
+    return pids
 
 
 def _ticks(pid: int) -> int:

@@ -40,7 +40,7 @@ MODEL = {"smile": "side", "movie": "movies", "text": "hidden"}  # what makes the
 
 def sizes(base: workloads.Size, what: str) -> list[tuple[int, workloads.Size]]:
     """The number that grows, and the workload with it."""
-    found = []
+    grown = []
     for factor in FACTORS:
         if what == "S":
             size = replace(base, S=base.S * factor)
@@ -53,8 +53,8 @@ def sizes(base: workloads.Size, what: str) -> list[tuple[int, workloads.Size]]:
             name = MODEL[base.task]
             size = replace(base, model={**base.model, name: base.model[name] * factor})
         number = {"S": size.S, "K": size.K, "B": size.B, "population": size.clients}
-        found.append((number.get(what) or parameters(size), size))
-    return found
+        grown.append((number.get(what) or parameters(size), size))
+    return grown
 
 
 def parameters(size: workloads.Size) -> int:
@@ -79,14 +79,14 @@ def point(size: workloads.Size, trials: int, seconds: float) -> tuple[float, flo
             worker.ask("init", folder=str(folder))
             worker.run(1)
             n = int(np.clip(seconds / (worker.run(3) / 3), 3, 2000))
-            found: list[tuple[float, float]] = []
-            while len(found) < 2 * trials:
+            timed: list[tuple[float, float]] = []
+            while len(timed) < 2 * trials:
                 with OutsideLoad() as load:
                     took = worker.run(n)
-                found.append((load.share, 1000 * took / n))
-                if sum(share <= PATIENT for share, _ in found) >= trials:
+                timed.append((load.share, 1000 * took / n))
+                if sum(share <= PATIENT for share, _ in timed) >= trials:
                     break
-            kept = sorted(found)[:trials]
+            kept = sorted(timed)[:trials]
             ms = float(np.median([ms for _, ms in kept]))
             return ms, worker.peak_mb(), sum(share > PATIENT for share, _ in kept)
         finally:
@@ -107,11 +107,11 @@ def grow(task: str, what: str, trials: int, seconds: float) -> dict:
     }  # fmt: skip
 
 
-def show(found: dict) -> None:
-    cells = [[str(p["value"]), f"{p['ms']:.3g}", str(p["peak_mb"])] for p in found["points"]]
-    cells.append(["exponent", f"{found['time_exponent']:.2f}", f"{found['memory_exponent']:.2f}"])
-    print_table([found["against"], "ms/round", "peak MB"], cells, title=f"{found['task']}: growth")
-    disturbed = sum(p["disturbed"] for p in found["points"])
+def show(row: dict) -> None:
+    cells = [[str(p["value"]), f"{p['ms']:.3g}", str(p["peak_mb"])] for p in row["points"]]
+    cells.append(["exponent", f"{row['time_exponent']:.2f}", f"{row['memory_exponent']:.2f}"])
+    print_table([row["against"], "ms/round", "peak MB"], cells, title=f"{row['task']}: growth")
+    disturbed = sum(p["disturbed"] for p in row["points"])
     if disturbed:
         print(f"{disturbed} trials under load of others: don't trust the times")
 

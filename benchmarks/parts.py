@@ -22,13 +22,13 @@ def medians(calls: dict[str, Callable[[], None]], trials: int = TRIALS) -> dict[
 
     for call in calls.values():
         call()
-    found: dict[str, list[float]] = {name: [] for name in calls}
+    times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(trials):
         for name, call in calls.items():
             begun = time.perf_counter()
             call()
-            found[name].append(1000 * (time.perf_counter() - begun))
-    return {name: float(np.median(times)) for name, times in found.items()}
+            times[name].append(1000 * (time.perf_counter() - begun))
+    return {name: float(np.median(times)) for name, times in times.items()}
 
 
 def round_parts(task: str) -> dict[str, float]:
@@ -104,8 +104,8 @@ def main(tasks: str):
 
     jax.config.update("jax_num_cpu_devices", os.cpu_count())
     for task in tasks.split(","):
-        found = round_parts(task) | (products() if task == "smile" else {})
-        print_table([task, "ms"], [[name, f"{ms:.3g}"] for name, ms in found.items()])
+        parts = round_parts(task) | (products() if task == "smile" else {})
+        print_table([task, "ms"], [[name, f"{ms:.3g}"] for name, ms in parts.items()])
 
 
 if __name__ == "__main__":

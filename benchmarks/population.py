@@ -49,8 +49,8 @@ def make(path: Path, clients: int, examples: int) -> None:
 def memory() -> dict[str, float]:
     """MB of this process: its own (anonymous), and of files that it has mapped."""
     lines = Path("/proc/self/status").read_text().splitlines()
-    found = {line.split(":")[0]: line.split()[1] for line in lines if line.startswith("Rss")}
-    return {"own": int(found["RssAnon"]) / 1024, "mapped": int(found["RssFile"]) / 1024}
+    sizes = {line.split(":")[0]: line.split()[1] for line in lines if line.startswith("Rss")}
+    return {"own": int(sizes["RssAnon"]) / 1024, "mapped": int(sizes["RssFile"]) / 1024}
 
 
 def measure(path: Path) -> dict:

@@ -35,12 +35,12 @@ def difference(a: Mapping, b: Mapping, start: Mapping) -> float:
     largest over the parameters of |a - b| / |b - start|."""
     if set(a) != set(b) or any(a[k].shape != b[k].shape for k in a):
         return float("inf")
-    found = [
+    distances = [
         np.linalg.norm(a[k].astype(np.float64) - b[k])
         / max(float(np.linalg.norm(b[k].astype(np.float64) - start[k])), 1e-30)
         for k in a
     ]
-    worst = float(np.max(found))
+    worst = float(np.max(distances))
     return worst if np.isfinite(worst) else float("inf")
 
 
@@ -84,15 +84,15 @@ def _row(task, m: Measured, peers: Mapping[str, Measured], start, limit) -> dict
     }  # fmt: skip
 
 
-def table(found: Sequence[Mapping]) -> tuple[list[str], list[list[str]]]:
+def table(rows: Sequence[Mapping]) -> tuple[list[str], list[list[str]]]:
     """Header and cells of one task's table."""
-    peers = [p for p in PEERS if any(r["engine"] == p for r in found)]
+    peers = [p for p in PEERS if any(r["engine"] == p for r in rows)]
     header = [
         "engine", "algorithm", "ms/round", "spread", *[f"x {p}" for p in peers], "share of limit",
         "peak MB", "compile s",
     ]  # fmt: skip
     cells = []
-    for r in found:
+    for r in rows:
         line = [r["engine"], r["algorithm"]]
         if r["ms_median"] is None:
             cells.append([*line, "-", *[""] * (len(header) - 3)])
@@ -112,10 +112,10 @@ def _ratio(row: Mapping, peer: str) -> str:
     return "differs" if peer in row.get("no_ratio", {}) else ""
 
 
-def notes(found: Sequence[Mapping]) -> list[str]:
+def notes(rows: Sequence[Mapping]) -> list[str]:
     """What the table can't say."""
     lines = []
-    for r in found:
+    for r in rows:
         name = f"{r['task']}, {r['engine']} {r['algorithm']}"
         if r["ms_median"] is None:
             lines.append(f"{name}: no figures ({r['why_not']})")
@@ -126,7 +126,7 @@ def notes(found: Sequence[Mapping]) -> list[str]:
     return lines
 
 
-def plot(found: Sequence[Mapping], path: Path) -> None:
+def plot(rows: Sequence[Mapping], path: Path) -> None:
     """Milliseconds per round on a log scale, a panel per task, fastest first."""
     import matplotlib
 
@@ -134,7 +134,7 @@ def plot(found: Sequence[Mapping], path: Path) -> None:
     import matplotlib.pyplot as plt
     from matplotlib.ticker import NullFormatter
 
-    shown = [r for r in found if r["ms_median"] is not None]
+    shown = [r for r in rows if r["ms_median"] is not None]
     tasks = list(dict.fromkeys(r["task"] for r in shown))
     if not tasks:
         return

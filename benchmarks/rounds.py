@@ -99,14 +99,14 @@ def start_peer(peer: str, folder: Path) -> Runner:
         try:
             command = module(f"peers.{peer}_worker", python=python)
             slowest = HOPELESS * best.round_s if best else np.inf
-            found = start(peer, "fedavg", command, folder, env, slowest)
+            runner = start(peer, "fedavg", command, folder, env, slowest)
         except WorkerFailed as error:
             tried[setting] = failed = str(error)
             continue
-        tried[setting] = round(1000 * found.round_s, 1)
-        slower = found
-        if best is None or found.round_s < best.round_s:
-            best, slower, found.measured.more["setting"] = found, best, setting  # type: ignore
+        tried[setting] = round(1000 * runner.round_s, 1)
+        slower = runner
+        if best is None or runner.round_s < best.round_s:
+            best, slower, runner.measured.more["setting"] = runner, best, setting  # type: ignore
         if slower is not None:
             slower.worker.close()
     if best is None:
@@ -187,12 +187,12 @@ def bench(size: workloads.Size, folder: Path, peers, trials, rounds, seconds) ->
         if runner.measured.engine == "sgemm":
             limit = FLOPS / (min(ms for _, ms in runner.trials) / 1000)
     per_example = workloads.flops_per_example(size)
-    found = [r.measured for r in runners if r.measured.engine != "sgemm"]
-    for m in found:
+    measured = [r.measured for r in runners if r.measured.engine != "sgemm"]
+    for m in measured:
         # The central algorithms compute on as many central examples again.
         examples = size.S * size.K * size.B * (1 if m.algorithm == "fedavg" else 2)
         m.flops = None if per_example is None else per_example * examples
-    rows = report.rows(size.task, found + missing, initial, limit)
+    rows = report.rows(size.task, measured + missing, initial, limit)
     about = {
         "S": size.S, "K": size.K, "B": size.B,
         "sgemm_gflops": round(limit / 1e9, 1) if limit else None, "cores": os.cpu_count(),
@@ -231,9 +231,9 @@ def main(tasks: str, peers: str, trials: int, rounds: int | None, quick: bool, o
     for task in tasks.split(","):
         with tempfile.TemporaryDirectory() as folder:
             size = workloads.SIZES[task]
-            found = bench(size, Path(folder) / task, chosen, trials, rounds, seconds)
-        show(size, found)
-        rows += found
+            task_rows = bench(size, Path(folder) / task, chosen, trials, rounds, seconds)
+        show(size, task_rows)
+        rows += task_rows
         out.write_text(json.dumps(rows, indent=1) + "\n")
     picture = PLOT if out == RESULTS else out.with_suffix(".png")
     report.plot(rows, picture)

@@ -90,21 +90,21 @@ def row_round(step, K):
 def with_rows(cohorts):
     """Each client's movies renumbered, and which they are, padded to equal length (padding names
     row 0, which no batch uses then, so that it changes nothing)."""
-    found = []
+    renumbered = []
     for data in cohorts:
         unique = [
             np.unique(np.concatenate([data[c][i].ravel() for c in ("context", "movie")]))
             for i in range(len(data["movie"]))
         ]
-        found.append((dict(data), unique))
-    most = max(len(u) for _, unique in found for u in unique)
-    for data, unique in found:
+        renumbered.append((dict(data), unique))
+    most = max(len(u) for _, unique in renumbered for u in unique)
+    for data, unique in renumbered:
         for column in ("context", "movie"):
             data[column] = np.stack(
                 [np.searchsorted(u, c).astype(np.int32) for u, c in zip(unique, data[column])]  # noqa: B905
             )
         data["rows"] = np.stack([np.pad(u, (0, most - len(u))) for u in unique]).astype(np.int32)
-    return [data for data, _ in found]
+    return [data for data, _ in renumbered]
 
 
 if __name__ == "__main__":

@@ -72,11 +72,11 @@ def measure(task: str, cores: int, turns: int, seconds: float) -> dict[str, floa
             ways[way].ask("init", folder="")
             ways[way].ask("run", rounds=2)
             counts[way] = int(np.clip(seconds / (ways[way].ask("run", rounds=4) / 4), 2, 500))
-        found = {way: [] for way in WAYS}
+        times = {way: [] for way in WAYS}
         for _ in range(turns):
             for way, n in counts.items():
-                found[way].append(1000 * ways[way].ask("run", rounds=n) / n / cores)
-        return {way: round(float(np.median(ms)), 2) for way, ms in found.items()}
+                times[way].append(1000 * ways[way].ask("run", rounds=n) / n / cores)
+        return {way: round(float(np.median(ms)), 2) for way, ms in times.items()}
 
 
 @click.command()

@@ -92,8 +92,8 @@ def together(simulator, way: str, fed):
     mesh = Mesh(np.array(jax.devices()[: len(jax.tree.leaves(fed)[0])]), ("trials",))
 
     def own(*given):  # of a device: its trial
-        found = one(*jax.tree.map(lambda a: a[0], given))
-        return jax.tree.map(lambda a: a[None], found)
+        result = one(*jax.tree.map(lambda a: a[0], given))
+        return jax.tree.map(lambda a: a[None], result)
 
     spread = jax.shard_map(
         own, mesh=mesh, in_specs=P("trials"), out_specs=P("trials"), check_vma=False

@@ -100,7 +100,7 @@ def settings(size: Size, clip="off", **more) -> Settings:
 
 def order(size: Size, rounds: int) -> np.ndarray:
     """[rounds, S, K |B_i|]: the rows that mixfl's clients train on."""
-    found = np.empty((rounds, size.S, size.K * size.B), np.int64)
+    rows_of_rounds = np.empty((rounds, size.S, size.K * size.B), np.int64)
     for t in range(rounds):
         chosen = cohort.cohort(SEED, t, 0, size.clients, size.S)
         sizes = np.full(size.S, size.per_client)
@@ -108,8 +108,8 @@ def order(size: Size, rounds: int) -> np.ndarray:
             SEED, t, 0, chosen, chosen * size.per_client, sizes, size.K, size.B
         )
         assert mask.all(), "a client of a workload has examples for K full batches"
-        found[t] = rows.reshape(size.S, -1)
-    return found
+        rows_of_rounds[t] = rows.reshape(size.S, -1)
+    return rows_of_rounds
 
 
 def write(size: Size, folder: Path, rounds: int = 8, store: bool = True) -> None:

@@ -34,8 +34,8 @@ def train(message, context):
         part = slice(k * work.B, (k + 1) * work.B)
         module.loss(**{name: column[part] for name, column in data.items()}).backward()
         optimizer.step()
-    found = {
+    records = {
         "arrays": ArrayRecord(module.state_dict()),
         "metrics": MetricRecord({"num-examples": work.K * work.B}),
     }
-    return Message(content=RecordDict(found), reply_to=message)
+    return Message(content=RecordDict(records), reply_to=message)

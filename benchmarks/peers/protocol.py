@@ -52,25 +52,25 @@ class Workload:
 
 def tree(named):
     """{"a/b": x} -> {"a": {"b": x}}"""
-    found = {}
+    nested = {}
     for name, value in named.items():
         *folders, last = name.split("/")
-        at = found
+        at = nested
         for folder in folders:
             at = at.setdefault(folder, {})
         at[last] = value
-    return found
+    return nested
 
 
 def flat(params, prefix=""):
     """The reverse of `tree`."""
-    found = {}
+    named = {}
     for name, value in params.items():
         if isinstance(value, dict):
-            found |= flat(value, f"{prefix}{name}/")
+            named |= flat(value, f"{prefix}{name}/")
         else:
-            found[prefix + name] = np.asarray(value)
-    return found
+            named[prefix + name] = np.asarray(value)
+    return named
 
 
 def serve(engine):

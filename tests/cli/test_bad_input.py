@@ -276,7 +276,7 @@ FILES = {
     "NaN": ("/ 12\n", "/ 12; x[5] = np.nan\n", "column 'x' has a NaN or infinite value in row 5"),
     "inf": ("/ 12\n", "/ 12; x[7] = np.inf\n", "column 'x' has a NaN or infinite value in row 7"),
     "large": ("/ 12\n", "* 1e300\n", "value in row 1 (as a 32-bit number)"),
-    "int64": ("np.arange(12.0) / 12", "np.arange(12) << 40", "whole numbers beyond 32 bits"),
+    "int64": ("np.arange(12.0) / 12", "np.arange(12) << 40", "need more than 32 bits"),
     "strings": ("np.arange(12.0) / 12", "np.array(list('abcdefghijkl'))", "Turn text"),
     "objects": ("np.arange(12.0) / 12", "np.array([None] * 12)", "has dtype object"),
     "lengths": ('arrays({"x": x}', 'arrays({"x": x, "y": x[1:]}', "{'x': 12, 'y': 11}"),

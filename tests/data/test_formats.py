@@ -862,7 +862,14 @@ def test_split_by_client(tmp_path):
     assert list(again["test"]) == list(found["test"])
     other = made("table", path, tmp_path / "u", split="client:0.3", seed=1)
     assert list(other["test"]) != list(found["test"])
-    fails("table", path, tmp_path, "split by client needs two", split="client:0.3", group=20)
+    fails(
+        "table",
+        path,
+        tmp_path,
+        "split by client needs at least two clients",
+        split="client:0.3",
+        group=20,
+    )
 
 
 def test_split_by_example(tmp_path):
@@ -949,7 +956,7 @@ def test_bad_format_source_and_target(tmp_path):
     for format in FORMATS:
         fails(format, tmp_path / "nowhere", tmp_path, "nowhere", "does not exist")
     (tmp_path / "target").mkdir()
-    fails("table", numbers(tmp_path / "t.csv"), tmp_path, "exists already")
+    fails("table", numbers(tmp_path / "t.csv"), tmp_path, "already exists")
 
 
 @pytest.mark.parametrize("split", [None, "client:0.5"])

@@ -123,7 +123,7 @@ def test_bad_hosts_and_lost_keys(tmp_path):
         make_keys(tmp_path, 0, ("ä b",))
     make_keys(tmp_path, 0)
     (tmp_path / "ca.key").unlink()
-    with pytest.raises(MixflError, match="its key .* is missing"):
+    with pytest.raises(MixflError, match=r"its key .* is missing"):
         make_keys(tmp_path, 1)
 
 

@@ -165,7 +165,7 @@ def test_a_damaged_file_is_set_aside(tmp_path):
     members = Members(placed("two terms")[0], Deployment(), tmp_path, lines.append)
     members.begin()
     assert (tmp_path / f"{FILE}.damaged").read_text() == "{"
-    assert "is damaged" in lines[0]
+    assert "was damaged" in lines[0]
     assert json.loads((tmp_path / FILE).read_text())["secret"] == members.secret.hex()
 
 
