@@ -1,11 +1,11 @@
-"""What a round on Flower costs beyond the clients' work: mixfl beside an app that does nothing.
+"""Measures what a round on Flower costs beyond the clients' work, against an app that does nothing.
 
     python -m benchmarks.flower_latency [--without-worker] [--rounds 6] [--repeats 2]
 
 A SuperLink and three SuperNodes run on this machine, with TLS and authentication. The two apps take
-turns, and the medians over all rounds but the first of each run are printed. The app that does
-nothing sends each node an array of the model's size, and gets it back at once. Without the worker,
-each message is answered by a process of its own, as Flower does by itself.
+turns. The medians over all rounds, except the first of each run, are printed. The app that does
+nothing sends each node an array of the model's size and gets it back at once. Without the worker,
+Flower starts a process for each message.
 """
 
 import argparse

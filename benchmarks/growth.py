@@ -1,11 +1,11 @@
-"""How mixfl's time and memory grow with S, K, |B_i|, the population and the model.
+"""Measures how mixfl's time and memory grow with S, K, |B_i|, the population and the model.
 
     python -m benchmarks.growth [--tasks smile,movie,text] [--trials N] [--quick]
 
-One number at a time is multiplied, from a base that is smaller than the paper's settings; each
-point is a process of its own that runs FedAvg from a store. The exponent is the slope of a line
-through the logarithms: 0 where the number makes no difference, 1 where time is proportional to
-it. Memory has the size of Python and JAX in it.
+One number at a time is multiplied, from a base that is smaller than the paper's settings. Each
+point is a separate process that runs FedAvg from a store. The exponent is the slope of a line
+through the logarithms: 0 if the number makes no difference, 1 if time is proportional to it. Memory
+includes Python and JAX.
 """
 
 import json
@@ -23,7 +23,7 @@ from mixfl.cli import print_table
 
 RESULTS = Path(__file__).parent / "growth.json"
 FACTORS = (1, 2, 4, 8)
-PATIENT = 0.05  # load of others, as a part of the cores, above which a trial is repeated
+PATIENT = 0.05  # share of the cores used by others, above which a trial is repeated
 BASES = {
     "smile": replace(
         workloads.SIZES["smile"], S=25, clients=400, per_client=10, central=100,
@@ -70,7 +70,7 @@ def exponent(x: Sequence[float], y: Sequence[float]) -> float:
 
 
 def point(size: workloads.Size, trials: int, seconds: float) -> tuple[float, float, int]:
-    """Milliseconds per round, megabytes, and how many trials were disturbed all the same."""
+    """Milliseconds per round, megabytes, and how many of the trials used were disturbed."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "workload"
         workloads.write(size, folder, rounds=1)
@@ -113,13 +113,13 @@ def show(row: dict) -> None:
     print_table([row["against"], "ms/round", "peak MB"], cells, title=f"{row['task']}: growth")
     disturbed = sum(p["disturbed"] for p in row["points"])
     if disturbed:
-        print(f"{disturbed} trials under load of others: don't trust the times")
+        print(f"{disturbed} trials were disturbed by other processes: don't trust the times")
 
 
 @click.command()
 @click.option("--tasks", default=",".join(BASES), show_default=True)
 @click.option("--trials", default=5, show_default=True)
-@click.option("--quick", is_flag=True, help="2 short trials, to see that all works.")
+@click.option("--quick", is_flag=True, help="2 short trials, to see that everything works.")
 @click.option("--out", type=click.Path(path_type=Path), default=RESULTS, help="Where to write.")
 def main(tasks: str, trials: int, quick: bool, out: Path) -> None:
     rows = []

@@ -1,4 +1,4 @@
-"""Where a round's time goes: the compiled round alone, reading alone, and smile's products.
+"""Measures where a round's time goes: the compiled round, reading, and smile's products.
 
 python -m benchmarks.parts [--tasks smile,movie,text]
 """
@@ -17,7 +17,7 @@ TRIALS = 9
 
 
 def medians(calls: dict[str, Callable[[], None]], trials: int = TRIALS) -> dict[str, float]:
-    """Milliseconds of each, taken in turns."""
+    """Milliseconds of each call, measured in turns."""
     import numpy as np
 
     for call in calls.values():
@@ -68,7 +68,7 @@ def round_parts(task: str) -> dict[str, float]:
 
 
 def products() -> dict[str, float]:
-    """Of smile's low-rank first layer, at the paper's settings."""
+    """The products of smile's low-rank first layer, at the paper's settings."""
     import jax
     import jax.numpy as jnp
     import numpy as np

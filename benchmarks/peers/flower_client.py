@@ -1,5 +1,5 @@
-"""What a Flower client does. A module of its own, so that Ray's actors import it once and keep
-the workload, which is memory-mapped, between messages."""
+"""What a Flower client does. It is a separate module so that Ray's actors import it once and keep
+the memory-mapped workload between messages."""
 
 import functools
 import os

@@ -159,7 +159,7 @@ COMMANDS = {
     "no presets": [(*RUN, "--preset", "paper"), "has no presets"],
     "key of a task": [("run", "smile", "--algorithm", "pt", "--set", "hiden=3"), "'hidden'?"],
     "twice": [(*RUN, "--set", "seed=1", "--set", "seed=2"), "--set seed is given twice"],
-    "two ways": [(*RUN, "--seed", "1", "--set", "seed=1"), "seed is given by --seed and by --set"],
+    "two ways": [(*RUN, "--seed", "1", "--set", "seed=1"), "given by both --seed and --set"],
     "type of an option": [(*RUN, "--rounds", "x"), "'x' is not a valid integer"],
     "unknown option": [(*RUN, "--sead", "3"), "--seed"],
     "unknown command": [("rum", TINY), "rum"],
