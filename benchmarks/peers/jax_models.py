@@ -30,7 +30,7 @@ def movie(params, batch, model):
 
 
 def text(params, batch, model):
-    """A GRU like Keras' (reset_after). Its inputs meet their weights before the scan."""
+    """A GRU like Keras' (reset_after). Inputs are multiplied by their weights before the scan."""
     ids = batch["text"].T.astype(jnp.int32)  # [time, batch]
     gru = params["gru"]
     inputs = params["embedding"][ids[:-1]] @ gru["w"] + gru["b"]
