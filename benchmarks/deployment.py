@@ -164,15 +164,15 @@ class Deployment:
         """Starts a run and waits until it begins. Returns its number in Flower."""
         earlier = self.server_process()
         given = " ".join(f"{k}={json.dumps(v)}" for k, v in config.items())
-        told = self.flwr("run", ".", "--format", "json", "--run-config", given, cwd=project)
-        answer = json.loads(told[told.index("{") :])
-        assert answer["success"], told
+        output = self.flwr("run", ".", "--format", "json", "--run-config", given, cwd=project)
+        answer = json.loads(output[output.index("{") :])
+        assert answer["success"], output
         self.wait_until(lambda: self.server_process() not in (None, earlier), "the run has begun")
         return int(answer["run-id"])
 
     def status(self, run: int) -> str:
-        told = self.flwr("list", "--run-id", str(run), "--format", "json")
-        return json.loads(told[told.index("{") :])["runs"][0]["status"]
+        output = self.flwr("list", "--run-id", str(run), "--format", "json")
+        return json.loads(output[output.index("{") :])["runs"][0]["status"]
 
     def server_process(self) -> int | None:
         """The server of the current run, which superexec started."""

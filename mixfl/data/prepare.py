@@ -151,7 +151,7 @@ def _write(reader: Format, given: Options, spill: Spill, target: Path) -> Prepar
                 if not store.ids:
                     where = f" for '{name}': choose another fraction, or smaller groups"
                     raise MixflError(f"{reader.source}: no examples{where if name else ''}.")
-                for file, value in reader.beside.items():
+                for file, value in reader.extra_files.items():
                     text = json.dumps(value, ensure_ascii=False)
                     (store.partial / file).write_text(text, encoding="utf-8")
         if split:

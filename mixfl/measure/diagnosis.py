@@ -130,14 +130,7 @@ def diagnose(
         (eta, loss) for eta, loss in probe
         if eta <= chosen.eta or not limited_by_noise(tiny, chosen.algorithm, setup, eta, target)
     ]  # fmt: skip
-    splits = [
-        split(
-            problem, s, j, column, x1,
-            (AGAIN + i for i in clock.repeat("a divided population", SPLIT, 1.2, 3)),
-        )
-        for j, term in enumerate(problem.terms)
-        if column is not None and term in problem.populations
-    ]  # fmt: skip
+    divided = splits(problem, s, column, x1, clock)
     return Diagnosis(
         algorithm=chosen.algorithm,
         eta=decided(chosen.eta, allowed, float(curvature.losses(start).sum())),
@@ -154,9 +147,23 @@ def diagnose(
         changes=list(changes(tiny, setup, target, horizon, chosen.algorithm))
         if choice.reached
         else [],
-        splits=splits,
+        splits=divided,
         seconds=clock.spent,
     )
+
+
+def splits(
+    problem: Problem, s: Settings, column: str | None, x: Params, clock: Clock
+) -> list[Split]:
+    """Each population, divided by the column; none without a column."""
+    return [
+        split(
+            problem, s, j, column, x,
+            (AGAIN + i for i in clock.repeat("a divided population", SPLIT, 1.2, 3)),
+        )
+        for j, term in enumerate(problem.terms)
+        if column is not None and term in problem.populations
+    ]  # fmt: skip
 
 
 def check_problem(problem: Problem, column: str | None) -> None:

@@ -53,23 +53,10 @@ class Rounds(NamedTuple):
 
 
 def rounds(
-    algorithm: str,
-    convexity: str,
-    *,
-    beta: float,
-    epsilon: float,
-    sigma2: float,
-    sigma_c2: float,
-    K: int,
-    S: int,
-    mu: float = 0.0,
-    D2: float | None = None,
-    F: float | None = None,
-    sigma_f2: float = 0.0,
-    G2: float = 0.0,
-    B2: float = 1.0,
-    as_printed: bool = True,
-) -> Rounds:
+    algorithm: str, convexity: str, *, beta: float, epsilon: float, sigma2: float, sigma_c2: float,
+    K: int, S: int, mu: float = 0.0, D2: float | None = None, F: float | None = None,
+    sigma_f2: float = 0.0, G2: float = 0.0, B2: float = 1.0, as_printed: bool = True,
+) -> Rounds:  # fmt: skip
     """Table 1 (`tab.conv_summary`), with its extension to clients that differ (sigma_f2).
 
     Strongly convex needs mu, convex D2, nonconvex F. In the printed table, log(1/epsilon) and PT's

@@ -23,27 +23,27 @@ from mixfl.errors import MixflError
 
 def test_the_pause_doubles_and_good_replies_shorten_it():
     q = Quarantine()
-    pauses = [q.offence("a", 10, "late") for _ in range(10)]
+    pauses = [q.failed("a", 10, "late") for _ in range(10)]
     assert pauses == [0, 0, 1, 2, 4, 8, 16, 32, 64, 64]
     assert q.remaining("a", 10) == 1 + LONGEST
     assert q.remaining("a", 11 + LONGEST) == 0
     q.good("a")
     assert q.remaining("a", 11) == 0
-    assert q.offence("a", 11, "shape") == 4
-    assert q.offence("b", 0, "oversized") == LONGEST
-    assert [q.offence("c", 0, reason) for reason in ("gone", "unsent", "stale")] == [0, 0, 0]
+    assert q.failed("a", 11, "shape") == 4
+    assert q.failed("b", 0, "oversized") == LONGEST
+    assert [q.failed("c", 0, reason) for reason in ("gone", "unsent", "stale")] == [0, 0, 0]
     again = Quarantine(json.loads(json.dumps(q.kept())))
-    assert (again.offences, again.until) == (q.offences, q.until)
+    assert (again.failures, again.until) == (q.failures, q.until)
 
 
 def test_to_be_stale_is_excused_once():
     """Data may change, and the next reply is a good one."""
     q = Quarantine()
-    assert [q.offence("a", t, "stale") for t in range(5)] == [0, 0, 0, 1, 2]
+    assert [q.failed("a", t, "stale") for t in range(5)] == [0, 0, 0, 1, 2]
     for _ in range(10):
-        assert q.offence("b", 0, "stale") == 0
+        assert q.failed("b", 0, "stale") == 0
         q.good("b")
-    assert q.offences.keys() == {"a"}
+    assert q.failures.keys() == {"a"}
 
 
 def test_no_quarantine_outlasts_a_return_to_an_earlier_round():

@@ -34,7 +34,7 @@ class Format:
         self.source, self.given, self.meter = source, options, meter
         self.skipped: Counter[str] = Counter()  # reason: how often
         self.notes: list[str] = []
-        self.beside: dict[str, Any] = {}  # file name: value, written as JSON to each store
+        self.extra_files: dict[str, Any] = {}  # file name: value, written as JSON to each store
 
     def records(self) -> Iterator[Record]:
         raise NotImplementedError

@@ -122,7 +122,7 @@ class Images(Format):
         if None in numbers.values() or len(set(numbers.values())) < len(numbers):
             names = sorted(self.classes, key=lambda label: (natural(label), label))
             numbers = {label: i for i, label in enumerate(names)}
-            self.beside["labels.json"] = names
+            self.extra_files["labels.json"] = names
         self.numbers = numbers
 
     def build(self, payloads: list[bytes]) -> dict[str, np.ndarray]:

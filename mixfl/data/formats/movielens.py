@@ -37,7 +37,7 @@ class MovieLens(Format):
             )
         listed = find(path.parent, "u.item" if path.name.startswith("u.data") else "movies.dat")
         if listed is not None:
-            self.beside["titles.json"] = dict(titles(listed, self.meter))
+            self.extra_files["titles.json"] = dict(titles(listed, self.meter))
         for number, line in lines(path, self.meter, "latin-1", SHORT_LINE):
             row = ROW.fullmatch(line)
             user, movie = (int(row[1]), int(row[3])) if row else (0, 0)

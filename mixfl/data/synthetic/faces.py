@@ -71,7 +71,7 @@ def faces(
     traits["hair"] = (rng.random(clients) < 0.9)[client]
 
     skin = _mix(_SKIN, rng.random(clients))
-    colours = {
+    colors = {
         "skin": skin,
         "hair": _mix(_HAIR, rng.random(clients) ** 1.5),
         "lips": 0.62 * skin * (1.1, 0.6, 0.65),
@@ -87,7 +87,7 @@ def faces(
         rows = slice(start, start + step)
         image[rows] = _draw(
             {k: v[rows, None, None].astype(np.float32) for k, v in traits.items()},
-            {k: v[client[rows]].T[..., None, None].astype(np.float32) for k, v in colours.items()},
+            {k: v[client[rows]].T[..., None, None].astype(np.float32) for k, v in colors.items()},
             size,
             0.02 + 0.05 * float(difficulty),
             rng,
@@ -97,7 +97,7 @@ def faces(
 
 def _draw(
     t: dict[str, np.ndarray],  # traits, each [n, 1, 1]
-    c: dict[str, np.ndarray],  # colours, each [3, n, 1, 1]
+    c: dict[str, np.ndarray],  # colors, each [3, n, 1, 1]
     size: int,
     noise: float,
     rng: np.random.Generator,
@@ -117,8 +117,8 @@ def _draw(
     ) -> np.ndarray:
         return edge((1 - np.sqrt((x / a) ** 2 + (y / b) ** 2)) * np.minimum(a, b, dtype=np.float32))
 
-    def paint(mask: np.ndarray, colour: np.ndarray | np.float32) -> None:
-        for plane, value in zip(canvas, np.broadcast_to(colour, c["skin"].shape), strict=True):
+    def paint(mask: np.ndarray, color: np.ndarray | np.float32) -> None:
+        for plane, value in zip(canvas, np.broadcast_to(color, c["skin"].shape), strict=True):
             plane += mask * (value - plane)
 
     canvas = c["top"] + (c["bottom"] - c["top"]) * (down + 1) / 2 + np.zeros_like(x)
@@ -153,7 +153,7 @@ def _draw(
 
 
 def _mix(palette: np.ndarray, where: np.ndarray) -> np.ndarray:
-    """Colours along a palette, `where` from 0 (its first) to 1 (its last): [n, 3]."""
+    """Colors along a palette, `where` from 0 (its first) to 1 (its last): [n, 3]."""
     stops = np.linspace(0, 1, len(palette))
     return np.stack([np.interp(where, stops, channel) for channel in palette.T], axis=1)
 

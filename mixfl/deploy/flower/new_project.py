@@ -20,8 +20,8 @@ def write_project(folder: Path, task: str) -> None:
         raise MixflError(f"{folder} is not empty: give a new folder. Nothing was overwritten.")
     folder.parent.mkdir(parents=True, exist_ok=True)
     # All or nothing: the project is written next to the folder and then replaces it.
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".mixfl-new-") as beside:
-        made = Path(beside) / "project"
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".mixfl-new-") as temporary:
+        made = Path(temporary) / "project"
         for source in sorted(TEMPLATE.rglob("*")):
             if source.is_file() and source.suffix not in (".py", ".pyc"):
                 text = source.read_text(encoding="utf-8").replace("TASK", task)

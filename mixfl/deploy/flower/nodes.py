@@ -86,7 +86,7 @@ class Nodes:
 
     def failed(self, node: Node, round: int, reason: str) -> None:
         """Records that a node sent a bad reply, or none."""
-        rounds = self.members.quarantine.offence(node.who, round, reason)
+        rounds = self.members.quarantine.failed(node.who, round, reason)
         if rounds:
             self.note(
                 f"node {node.id} is in quarantine for {rounds} round{'s' if rounds > 1 else ''}: "

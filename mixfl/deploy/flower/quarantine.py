@@ -8,27 +8,27 @@ LONGEST. A good reply halves the count.
 from typing import Any
 
 LONGEST = 64  # rounds
-FREE = 2  # offences that cost nothing
+FREE = 2  # failures that cost nothing
 # The node may not be to blame.
 EXCUSED = frozenset({"gone", "lost", "unsent"})
 # No honest mistake produces such a reply: the longest pause at once.
 SEVERE = frozenset({"oversized"})
-WORST = FREE + LONGEST.bit_length()  # number of offences at which the pause is LONGEST
+WORST = FREE + LONGEST.bit_length()  # number of failures at which the pause is LONGEST
 
 
 class Quarantine:
     """Identifies nodes by their keys, so reconnecting does not help a node."""
 
     def __init__(self, kept: Any = ()):
-        self.offences: dict[str, int] = {}
+        self.failures: dict[str, int] = {}
         self.until: dict[str, int] = {}  # the round in which a node may be asked again
         self.stale: set[str] = set()  # nodes whose last reply was stale
-        for who, offences, until in kept:
-            self.offences[who], self.until[who] = offences, until
+        for who, failures, until in kept:
+            self.failures[who], self.until[who] = failures, until
 
     def kept(self) -> list[tuple[str, int, int]]:
         """The state, for `Quarantine(kept)`."""
-        return [(who, n, self.until.get(who, 0)) for who, n in sorted(self.offences.items())]
+        return [(who, n, self.until.get(who, 0)) for who, n in sorted(self.failures.items())]
 
     def remaining(self, who: str, round: int) -> int:
         """For how many rounds a node is left out, including this one."""
@@ -36,7 +36,7 @@ class Quarantine:
             self.until[who] = min(self.until[who], round + 1 + LONGEST)
         return max(0, self.until.get(who, 0) - round)
 
-    def offence(self, who: str, round: int, reason: str) -> int:
+    def failed(self, who: str, round: int, reason: str) -> int:
         """Records a bad reply. Returns for how many rounds the node is left out."""
         if reason in EXCUSED:
             return 0
@@ -45,15 +45,15 @@ class Quarantine:
         elif who not in self.stale:  # data may change, but not in every round
             self.stale.add(who)
             return 0
-        count = WORST if reason in SEVERE else min(self.offences.get(who, 0) + 1, WORST)
-        self.offences[who] = count
+        count = WORST if reason in SEVERE else min(self.failures.get(who, 0) + 1, WORST)
+        self.failures[who] = count
         pause = 2 ** (count - FREE - 1) if count > FREE else 0
         self.until[who] = round + 1 + pause
         return pause
 
     def good(self, who: str) -> None:
         self.stale.discard(who)
-        left = self.offences.pop(who, 0) // 2
+        left = self.failures.pop(who, 0) // 2
         self.until.pop(who, None)
         if left:
-            self.offences[who] = left
+            self.failures[who] = left

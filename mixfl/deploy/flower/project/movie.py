@@ -19,7 +19,7 @@ from mixfl.data.synthetic.ratings import ratings
 from mixfl.tasks import movie
 
 NODES = 3  # in the simulation
-MOVIES = 3952 if "MIXFL_DATA" in os.environ else 200  # the catalogue, which everybody knows
+MOVIES = 3952 if "MIXFL_DATA" in os.environ else 200  # the catalog, which everybody knows
 EMBEDDING, MARGIN = 16, 0.9
 
 
