@@ -22,7 +22,7 @@ def up(
     _check(project, server, nodes)
     address = os.environ.get("SUPERLINK", SUPERLINK)
     out = run_folder(project, run_config) if run else None
-    # Find `flwr` and the like beside this Python, even if its environment is not activated.
+    # Find `flwr` and others next to this Python, even if its environment is not activated.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     environment = {"PATH": path}
     children, new_keeper = [], None
