@@ -134,8 +134,8 @@ def shown(values: list[float]) -> str:
 @click.option("--algorithm", default="2wgt")
 @click.option("--quick", is_flag=True, help="One trial; nothing is stored.")
 def main(trials: int, algorithm: str, quick: bool) -> None:
-    recipe(algorithm)  # fail now, not later
-    keep_programs()  # trials differ only in their data and seeds
+    recipe(algorithm)  # an error now, not later
+    keep_programs()  # trials differ in their data and seeds only
     rows = measured(algorithm, 1 if quick else trials, keep=not quick)
     head = ["bad clients", *AGGREGATIONS]
     print_table(

@@ -3,8 +3,8 @@
     data.arrow      Arrow IPC file, a column per field, rows grouped by client
     clients.arrow   Arrow IPC file, `id` and `end` (the row after the client's last)
 
-A writer fills a folder next to the target and renames it when it is complete. So an interrupted
-preparation leaves no store.
+A writer fills a folder beside the target and renames it when all is there, so that an
+interrupted preparation leaves no store that looks complete.
 """
 
 import contextlib
@@ -133,7 +133,7 @@ def open_store(path: Path) -> ClientData:
         offsets = np.concatenate([[0], clients["end"].to_numpy()])
         ids = Ids(clients["id"])
         rows = {len(column) for column in columns.values()}
-    except Exception as error:  # a damaged file can make Arrow raise anything
+    except Exception as error:  # whatever a damaged file makes Arrow raise
         raise MixflError(
             f"the client store {path} is damaged: {error}. Prepare it again."
         ) from None
