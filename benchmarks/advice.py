@@ -1,14 +1,14 @@
-"""Is the advice right? Random problems, each algorithm tuned on each, and what was advised.
+"""Is the advice of `mixfl diagnose` right? Compares it with tuned algorithms on random problems.
 
     python -m benchmarks.advice            # 43 problems, about half an hour on two cores
     python -m benchmarks.advice --problems 6
 
-Fixed in advance: quadratics (a quarter of them well-conditioned and with terms that agree) and
-small logistic regressions; the aim is 0.05 % of the first error f - f*, of logistic regressions,
-which are noisier, 1 %; the mean over 8 seeds counts, and the aim is reached where it is kept, by
-the mean of ten rounds; learning rates 2 apart; the same number of central examples in a round
-for all algorithms. "Tuned" is the fewest rounds over all learning rates. What is advised is
-judged by its own runs with the learning rate advised, on the same seeds.
+Fixed in advance: the problems (random_problems.py); the target, 0.05 % of the first error f - f*,
+or 1 % for logistic regressions, which are noisier; learning rates a factor of 2 apart; the same
+number of central examples a round for all algorithms. The mean over 8 seeds counts. The target is
+reached when the error stays below it, by the mean of ten rounds. "Tuned" means the fewest rounds
+over all learning rates. The advice is judged by runs with the recommended learning rate, on the
+same seeds.
 """
 
 import argparse
@@ -20,130 +20,21 @@ import multiprocessing
 import os
 import time
 from pathlib import Path
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-import mixfl
+from benchmarks.random_problems import CENTRAL, CLIENTS, Case, case
 from mixfl.algorithms import ALGORITHMS
 from mixfl.algorithms.contract import Batches, ClientFeed
 from mixfl.measure.diagnosis import diagnose
 from mixfl.settings import Settings
 
 NAMES = ("pt", "1wgt", "2wgt")
-TARGETS = {"quadratic": 5e-4, "mild": 5e-4, "logistic": 1e-2}
 SEEDS, ROUNDS, KEPT = 8, 250, 10
-MOST = 150  # a problem on which the best one needs more rounds is left out
+MOST = 150  # problems on which the best algorithm needs more rounds are left out
 GRID = [2.0**i for i in range(-5, 7)]  # times 1 / (K beta)
-CLIENTS, CENTRAL, D = 60, 2000, 8
-
-
-class Case(NamedTuple):
-    kind: str
-    problem: mixfl.Problem
-    gap: object  # x -> f - f*
-    beta: float
-    S: int
-    K: int
-    batch: int
-    central: int  # central examples in a round
-    note: str
-
-    @property
-    def target(self) -> float:
-        return TARGETS[self.kind]
-
-
-def spectrum(rng, condition: float, scale: float) -> np.ndarray:
-    """A random symmetric matrix with eigenvalues from scale / condition to scale."""
-    q, _ = np.linalg.qr(rng.normal(size=(D, D)))
-    return (q * np.geomspace(scale / condition, scale, D)[rng.permutation(D)]) @ q.T
-
-
-def case(seed: int) -> Case:
-    rng = np.random.default_rng(seed)
-    K, S = int(rng.choice([2, 5, 10, 20])), int(rng.choice([5, 10, 20]))
-    batch = int(rng.choice([2, 4]))
-    apart = float(rng.choice([0, 0, 0.1, 1, 5]))  # of the two terms' minima: G
-    noise = float(rng.choice([0.02, 0.2]))  # at clients
-    noise_c = float(rng.choice([0.02, 0.3, 1.0]))
-    # A costly central batch: one example a step, or of 1-way K at once.
-    central = K * int(rng.choice([1, 8, 32]))
-    note = f"G {apart:g}, sigma {noise:g}, sigma_c {noise_c:g}"
-    make = {2: logistic, 3: mild}.get(seed % 4, quadratic)
-    problem, gap, beta = make(rng, apart, noise, noise_c, K * batch)
-    return Case(make.__name__, problem, gap, beta, S, K, batch, central, note)
-
-
-def mild(rng, apart, noise, noise_c, n):
-    """Well-conditioned, the terms' minima together or nearly so."""
-    return quadratic(rng, min(apart, 0.1), noise, noise_c, n, (0, 1))
-
-
-def quadratic(rng, apart, noise, noise_c, n, condition=(1, 2.5)):
-    """Examples are points; a loss is half the squared distance to one, in a metric of its term."""
-    H_f = spectrum(rng, 10 ** rng.uniform(*condition), 1.0)
-    H_c = spectrum(rng, 10 ** rng.uniform(*condition), float(rng.choice([0.3, 1.0, 3.0])))
-    start = 3 * rng.normal(size=D)
-    away = rng.normal(size=D)
-    away *= apart / np.linalg.norm(away)
-    points = rng.normal(0, noise, (CLIENTS, n, D))
-    central = away + rng.normal(0, noise_c, (CENTRAL, D))
-
-    def loss(H):
-        H = jnp.asarray(H, jnp.float32)
-        return lambda x, b: 0.5 * jnp.einsum("ni,ij,nj->n", x - b["a"], H, x - b["a"])
-
-    problem = assembled(loss(H_f), loss(H_c), {"a": points}, {"a": central}, start)
-    H = H_f + H_c
-    best = np.linalg.solve(H, H_f @ points.mean((0, 1)) + H_c @ central.mean(0))
-    gap = lambda x: 0.5 * (x - best) @ H @ (x - best)  # noqa: E731
-    beta = float(np.linalg.eigvalsh(H)[-1])
-    return problem, gap, beta
-
-
-def logistic(rng, apart, noise, noise_c, n):
-    """Labels by a rule that differs between the terms by an angle that grows with `apart`."""
-    rule = rng.normal(size=D)
-    other = rule + apart * rng.normal(size=D)
-    scales = np.geomspace(1, 10 ** rng.uniform(-1.5, 0), D)
-
-    def data(rule, shape, noise):
-        z = rng.normal(size=(*shape, D)) * scales
-        y = (z @ rule + rng.normal(0, 4 * noise, shape) > 0).astype(np.float32)
-        return {"z": z.astype(np.float32), "y": y}
-
-    fed, cent = data(rule, (CLIENTS, n), noise), data(other, (CENTRAL,), noise_c)
-
-    def loss(x, b):
-        score = b["z"] @ x
-        return jnp.logaddexp(0, score) - b["y"] * score + 0.005 * jnp.sum(x**2)
-
-    start = 2 * rng.normal(size=D)
-    problem = assembled(loss, loss, fed, cent, start)
-    flat = {k: v.reshape(-1, *v.shape[2:]) for k, v in fed.items()}
-    with jax.enable_x64(True):
-        full = jax.jit(lambda x: loss(x, flat).mean() + loss(x, cent).mean())
-        best = jnp.zeros(D)
-        for _ in range(30):
-            best = best - jnp.linalg.solve(jax.hessian(full)(best), jax.grad(full)(best))
-        least = float(full(best))
-        beta = float(jnp.linalg.eigvalsh(jax.hessian(full)(jnp.zeros(D)))[-1])
-    full32 = lambda x: loss(x, flat).mean() + loss(x, cent).mean() - least  # noqa: E731
-    return problem, full32, beta
-
-
-def assembled(loss_f, loss_c, fed, cent, start) -> mixfl.Problem:
-    n = next(iter(fed.values())).shape[1]
-    columns = {k: v.reshape(-1, *v.shape[2:]).astype(np.float32) for k, v in fed.items()}
-    clients = mixfl.ClientData.from_arrays(columns, client=np.repeat(np.arange(CLIENTS), n))
-    central = {k: v.astype(np.float32) for k, v in cent.items()}
-    return mixfl.Problem(
-        init=lambda key: jnp.asarray(start, jnp.float32),
-        terms=[mixfl.Federated(loss_f, clients), mixfl.Central(loss_c, central)],
-    )
 
 
 def settings(case: Case, algorithm: str, eta: float = 0.1) -> Settings:
@@ -155,15 +46,15 @@ def settings(case: Case, algorithm: str, eta: float = 0.1) -> Settings:
 
 
 class Unchecked(Settings):
-    """A learning rate may be a number that JAX follows."""
+    """Settings whose learning rate may be a number that JAX traces."""
 
     def __post_init__(self):
         pass
 
 
 def runner(case: Case, algorithm: str):
-    """(etas, seeds) -> errors [etas, seeds, ROUNDS], with mixfl's own algorithm; cohorts and
-    batches are drawn in the compiled program, so that all runs go at once."""
+    """(etas, seeds) -> errors [etas, seeds, ROUNDS], with mixfl's own algorithm. Cohorts and
+    batches are drawn in the compiled program, so that all runs run at once."""
     problem, base = case.problem, settings(case, algorithm)
     fed, cent = problem.terms
     columns, server = (
@@ -202,11 +93,12 @@ def runner(case: Case, algorithm: str):
 
 
 def first_below(errors: np.ndarray, start: float, goal: float) -> float:
-    """Of the mean over seeds, `start` before the first round, where it stays; between two rounds by
-    the logarithm of the error, so that one round more or less of a few does not decide."""
+    """The round from which the mean error over seeds stays below `goal`; it is `start` before the
+    first round. Interpolated between two rounds by the logarithm of the error, so that one round
+    more or less does not decide when there are only a few."""
     with np.errstate(over="ignore"):
         mean = np.concatenate([[start], np.nan_to_num(errors, nan=np.inf).mean(0)])
-        kept = np.convolve(mean, np.ones(KEPT) / KEPT, "valid")  # of this and the coming rounds
+        kept = np.convolve(mean, np.ones(KEPT) / KEPT, "valid")  # mean of this and later rounds
         mean = np.minimum.accumulate(np.maximum(mean[: len(kept)], kept))
     below = np.flatnonzero(mean <= goal)
     if not len(below):
@@ -217,21 +109,21 @@ def first_below(errors: np.ndarray, start: float, goal: float) -> float:
 
 
 def judged(seed: int, budget: float) -> dict:
-    found = case(seed)
-    start = float(found.gap(found.problem.init(None)))
+    chosen = case(seed)
+    start = float(chosen.gap(chosen.problem.init(None)))
     seeds = jnp.arange(SEEDS)
-    etas = jnp.asarray([g / (found.K * found.beta) for g in GRID], jnp.float32)
-    runners = {a: runner(found, a) for a in NAMES}
+    etas = jnp.asarray([g / (chosen.K * chosen.beta) for g in GRID], jnp.float32)
+    runners = {a: runner(chosen, a) for a in NAMES}
     tuned, at = {}, {}
     for a in NAMES:
         courses = np.asarray(runners[a](etas, seeds), np.float64)
-        rounds = [first_below(c, start, found.target * start) for c in courses]
+        rounds = [first_below(c, start, chosen.target * start) for c in courses]
         tuned[a], at[a] = min(rounds), float(etas[int(np.argmin(rounds))])
     begun = time.perf_counter()
     advice = diagnose(
-        found.problem,
-        settings(found, "pt", 0.3 / found.beta),
-        target=found.target,
+        chosen.problem,
+        settings(chosen, "pt", 0.3 / chosen.beta),
+        target=chosen.target,
         budget=budget,
         horizon=ROUNDS,
     )
@@ -239,10 +131,10 @@ def judged(seed: int, budget: float) -> dict:
     a = advice.algorithm
     own = np.asarray(runners[a](jnp.asarray([advice.eta], jnp.float32), seeds), np.float64)
     return {
-        "seed": seed, "kind": found.kind, "note": found.note, "S": found.S, "K": found.K,
-        "central": found.central, "tuned": tuned, "advised": a,
+        "seed": seed, "kind": chosen.kind, "note": chosen.note, "S": chosen.S, "K": chosen.K,
+        "central": chosen.central, "tuned": tuned, "advised": a,
         "predicted": {p.algorithm: p.rounds for p in advice.choice.all},
-        "rounds": first_below(own[0], start, found.target * start),
+        "rounds": first_below(own[0], start, chosen.target * start),
         "eta_to_tuned": advice.eta / at[a], "seconds": seconds,
     }  # fmt: skip
 
@@ -260,7 +152,7 @@ def main():
     with multiprocessing.get_context("spawn").Pool(options.jobs) as pool:
         for row in pool.imap(functools.partial(judged, budget=options.budget), seeds):
             if min(row["tuned"].values()) > MOST:
-                print(f"{row['seed']:4d} left out: the best needs more than {MOST}", flush=True)
+                print(f"{row['seed']:4d} left out: the best needs over {MOST} rounds", flush=True)
                 continue
             rows.append(row)
             show(row)

@@ -1,8 +1,8 @@
-"""What mixfl chooses by itself, measured: one device or all of them, low-rank or plain.
+"""Measures what mixfl's automatic settings choose between: one device or all, low-rank or plain.
 
     python -m benchmarks.choices [--trials N] [--quick]
 
-The two ways of a workload are processes that take turns, a trial each. FedAvg, from a store.
+The two variants of a workload are processes that take turns, one trial each. FedAvg, from a store.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ STEPS = (2, 8, 16, 32, 64)  # K of 5 examples each, for a layer of 64 units
 
 
 def versus(size: workloads.Size, ways: list[str], trials: int, seconds: float) -> list[float]:
-    """Milliseconds per round with each setting, medians."""
+    """Milliseconds per round with each setting (medians)."""
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         folder = Path(name) / "workload"
         workloads.write(size, folder, rounds=1)
@@ -43,11 +43,11 @@ def versus(size: workloads.Size, ways: list[str], trials: int, seconds: float) -
             worker.ask("init", folder=str(folder))
             worker.run(1)
             counts.append(int(np.clip(seconds / (worker.run(2) / 2), 2, 500)))
-        found = [
+        times = [
             [1000 * w.run(n) / n for w, n in zip(workers, counts, strict=True)]
             for _ in range(trials)
         ]
-        return [round(float(ms), 2) for ms in np.median(found, axis=0)]
+        return [round(float(ms), 2) for ms in np.median(times, axis=0)]
 
 
 @click.command()
@@ -64,7 +64,7 @@ def main(trials: int, quick: bool):
         ["", "one", f"{cores}", "ratio"],
         [[r["workload"], f"{r['one']:.3g}", f"{r['all']:.3g}", f"{r['one'] / r['all']:.2f}"]
          for r in rows],
-        title="ms per round, by devices that share a cohort",
+        title="ms per round, by number of devices",
     )  # fmt: skip
     layers = []
     for K in STEPS[:2] if quick else STEPS:

@@ -1,4 +1,4 @@
-"""What clipping costs: rounds with `clip = quantile` and `clip = off`, in turns.
+"""Measures what clipping costs: rounds with `clip = quantile` and `clip = off`, in turns.
 
 python -m benchmarks.clipping [--tasks smile,movie,text] [--algorithms fedavg,2wgt] [--trials N]
 """
@@ -12,11 +12,11 @@ import click
 
 from benchmarks.parts import medians
 
-ROUNDS = {"smile": 5, "movie": 20, "text": 1}  # of a turn
+ROUNDS = {"smile": 5, "movie": 20, "text": 1}  # per turn
 
 
 def measured(task: str, algorithm: str, trials: int) -> dict[str, float]:
-    """Milliseconds per round, reading included."""
+    """Milliseconds per round, including reading."""
     from benchmarks import workloads
     from benchmarks.mixfl_worker import Engine
 

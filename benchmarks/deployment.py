@@ -1,8 +1,8 @@
-"""A deployment on this machine: a SuperLink, its superexec and nodes as real processes, started by
-the scripts of a project that `mixfl flower new` wrote, with TLS and authentication on.
+"""A deployment on this machine, for benchmarks and tests: real processes, TLS, authentication.
 
-Ports are free ones. What a process prints is in logs/ of the project's folder. Time-outs are there
-to end what hangs, nothing else.
+A SuperLink, its superexec and nodes are started by the scripts of a project that `mixfl flower new`
+wrote. They use free ports. Their output is in logs/ in the project's folder. Time-outs only end
+what hangs.
 """
 
 import ctypes
@@ -19,7 +19,7 @@ from pathlib import Path
 
 from mixfl.deploy.flower import processes
 from mixfl.deploy.flower.keys import make_keys
-from mixfl.deploy.flower.new import write_project
+from mixfl.deploy.flower.new_project import write_project
 
 BIN = Path(sys.executable).parent
 HUNG = 300.0  # seconds
@@ -33,20 +33,20 @@ def free_port() -> int:
 
 
 def end_with_parent() -> None:
-    """However this process ends, kill -9 included, what it started does too."""
+    """For `preexec_fn`: the child is killed when this process ends, even by kill -9."""
     LIBC.prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def child(parent: int, part: str) -> int | None:
-    """A child process, or a child's, whose command line has the given part."""
+    """A child or grandchild process whose command line contains `part`."""
     try:
         for name in Path(f"/proc/{parent}/task/{parent}/children").read_text().split():
             pid = int(name)
             if part.encode() in Path(f"/proc/{pid}/cmdline").read_bytes():
                 return pid
-            if found := child(pid, part):
-                return found
-    except OSError:  # one has just ended
+            if below := child(pid, part):
+                return below
+    except OSError:  # a process has just ended
         pass
     return None
 
@@ -81,7 +81,7 @@ class Deployment:
         self.stop()
 
     def stop(self) -> None:
-        """Ends all that is left of every process, children included."""
+        """Kills everything that is left, including child processes."""
         for process in self.processes.values():
             try:
                 os.killpg(process.pid, signal.SIGKILL)
@@ -114,14 +114,14 @@ class Deployment:
             )  # fmt: skip
 
     def kill(self, name: str) -> None:
-        """kill -9 of the one process; what it started sees to its own end."""
+        """Sends SIGKILL to this process only; its children must end by themselves."""
         process = self.processes[name]
         process.kill()
         process.wait()
 
     def tend(self) -> None:
-        """Starts nodes again that have ended, as systemd would: the SuperLink refuses one that was
-        killed until it has noticed."""
+        """Restarts nodes that have ended, as systemd would. The SuperLink refuses a killed node
+        until it has noticed its end."""
         for name, process in list(self.processes.items()):
             due = time.monotonic() > self.started[name] + 10
             if name.startswith("node-") and process.poll() is not None and due:
@@ -151,7 +151,7 @@ class Deployment:
             time.sleep(0.2)
 
     def flwr(self, *arguments: str, cwd: Path | None = None) -> str:
-        """Flower's command line, as a user has it after `. ./env.sh`."""
+        """Runs `flwr` as a user would after `. ./env.sh`."""
         line = '. "$0/env.sh" && cd "$1" && shift && exec flwr "$@"'
         command = ["sh", "-c", f'cd "$0" && {line}', self.folder, cwd or self.folder, *arguments]
         done = subprocess.run(
@@ -161,21 +161,21 @@ class Deployment:
         return done.stdout
 
     def run(self, project: Path | None = None, **config) -> int:
-        """Starts a run and sees it begin; the number that Flower gives it."""
+        """Starts a run and waits until it begins. Returns its number in Flower."""
         earlier = self.server_process()
         given = " ".join(f"{k}={json.dumps(v)}" for k, v in config.items())
-        told = self.flwr("run", ".", "--format", "json", "--run-config", given, cwd=project)
-        answer = json.loads(told[told.index("{") :])
-        assert answer["success"], told
+        output = self.flwr("run", ".", "--format", "json", "--run-config", given, cwd=project)
+        answer = json.loads(output[output.index("{") :])
+        assert answer["success"], output
         self.wait_until(lambda: self.server_process() not in (None, earlier), "the run has begun")
         return int(answer["run-id"])
 
     def status(self, run: int) -> str:
-        told = self.flwr("list", "--run-id", str(run), "--format", "json")
-        return json.loads(told[told.index("{") :])["runs"][0]["status"]
+        output = self.flwr("list", "--run-id", str(run), "--format", "json")
+        return json.loads(output[output.index("{") :])["runs"][0]["status"]
 
     def server_process(self) -> int | None:
-        """Of the run under way, which the superexec started."""
+        """The server of the current run, which superexec started."""
         return child(self.processes["superexec"].pid, "flwr-serverapp")
 
     def worker(self, node: str) -> int | None:
@@ -187,7 +187,7 @@ class Deployment:
         return child(self.processes[node].pid, "flower\0worker")
 
     def finished(self, run: int, seconds: float = HUNG) -> str:
-        """Waits for the end of a run; how it ended."""
+        """Waits for the end of a run. Returns its status."""
         self.wait_until(lambda: self.server_process() is None, "the run has ended", seconds)
         return self.status(run)
 
@@ -197,7 +197,7 @@ class Deployment:
 
 
 class Supervised(Deployment):
-    """The same, kept up by `mixfl flower up`: a supervisor for the server and one per node."""
+    """The same, run by `mixfl flower up`: one supervisor for the server and one per node."""
 
     def __enter__(self) -> "Supervised":
         return self
@@ -225,17 +225,17 @@ class Supervised(Deployment):
             for name in ("node", "worker"):
                 processes.kill(processes.marked(f"{self.folder.resolve()}/{name}-{n}"))
 
-    def part(self, kept: str, line: str) -> processes.Found:
-        """A process by the name of what is kept up, and a part of its command line."""
-        ours = processes.marked(f"{self.folder.resolve()}/{kept}")
+    def part(self, child: str, line: str) -> processes.Test:
+        """A process of a supervised child, by a part of its command line."""
+        ours = processes.marked(f"{self.folder.resolve()}/{child}")
 
-        def found(process: Path) -> bool:
+        def matches(process: Path) -> bool:
             return line.encode() in (process / "cmdline").read_bytes() and ours(process)
 
-        return found
+        return matches
 
     def runs(self) -> list[str]:
-        """The numbers that Flower gave to the runs."""
+        """The numbers of the runs in Flower."""
         return re.findall(r"run: (\d+) is started", self.log("up-server"))
 
 

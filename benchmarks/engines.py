@@ -1,4 +1,4 @@
-"""The driver's side: starts workers, asks them, and watches the machine while they run."""
+"""Starts the engines' worker processes, sends them requests, and watches the machine meanwhile."""
 
 import contextlib
 import json
@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 ROOT = Path(__file__).parents[1]
-TAG = "MIXFL_BENCH"  # in the environment of a worker and of all that it starts
+TAG = "MIXFL_BENCH"  # in the environment of a worker and of its child processes
 TICK = os.sysconf("SC_CLK_TCK")
 LONGEST = 900  # seconds to wait for an answer
 
@@ -57,7 +57,7 @@ class Worker:
         return answer
 
     def run(self, rounds: int) -> float:
-        """Seconds for so many rounds."""
+        """Seconds that the rounds took."""
         return self.ask("run", rounds=rounds)["seconds"]
 
     def parameters(self) -> dict[str, np.ndarray]:
@@ -68,7 +68,7 @@ class Worker:
                 return dict(stored)
 
     def peak_mb(self) -> float:
-        """Largest resident sizes so far, summed over the worker's processes."""
+        """The largest resident size so far, summed over the worker's processes."""
         return sum(_peak_kb(pid) for pid in tagged(self.tag)) / 1024
 
     def close(self) -> None:
@@ -81,7 +81,7 @@ class Worker:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-        for pid in tagged(self.tag):  # what it has left behind
+        for pid in tagged(self.tag):  # its leftover child processes
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         self.log.close()
@@ -97,8 +97,8 @@ def module(name: str, *arguments: str, python: str = sys.executable) -> list[str
 
 
 class OutsideLoad:
-    """with OutsideLoad() as load: ...; then load.share is the part of the machine's cores that
-    others (or the host of a virtual machine) used meanwhile."""
+    """Use as `with OutsideLoad() as load: ...`. Afterwards load.share is the share of the machine's
+    cores that other processes (or the host of a virtual machine) used meanwhile."""
 
     share = 0.0
 
@@ -112,7 +112,7 @@ class OutsideLoad:
 
     @staticmethod
     def _now() -> tuple[float, float, float]:
-        """Ticks of all cores so far: busy, in total, and busy for us."""
+        """Ticks of all cores so far: busy, total, and busy for the benchmark."""
         try:
             first = Path("/proc/stat").read_text().splitlines()[0]
         except OSError:
@@ -124,16 +124,16 @@ class OutsideLoad:
 
 def tagged(tag: str) -> list[int]:
     """Processes with the tag in their environment."""
-    found = []
+    pids = []
     for path in Path("/proc").glob("[0-9]*/environ"):
         with contextlib.suppress(OSError):
             if tag.encode() in path.read_bytes():
-                found.append(int(path.parent.name))
-    return found
+                pids.append(int(path.parent.name))
+    return pids
 
 
 def _ticks(pid: int) -> int:
-    """Of a process and the children that it has waited for."""
+    """CPU ticks of a process and of the children that it has waited for."""
     with contextlib.suppress(OSError):
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return sum(map(int, fields[11:15]))

@@ -1,10 +1,10 @@
-"""What evaluating every 10 rounds costs: the share of a run's time.
+"""Measures what evaluating every 10 rounds costs, as a share of a run's time.
 
     python -m benchmarks.evaluation [--trials N] [--rounds N] [--presets cpu,demo]
 
-Each trial trains twice, in turns with and without evaluation, from the first round (which
-compiles and is not counted) to the end. The last evaluation has no round to run beside. The share
-of the processors' time tells what evaluation computes, that of the wall clock what it costs.
+Each trial trains twice, without and with evaluation. The first round compiles and is not counted.
+The last evaluation has no round to overlap with. The share of CPU time shows what evaluation
+computes; the share of wall-clock time shows what it costs.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ EVERY = 10
 
 
 def trial(plan, evaluate: bool) -> np.ndarray:
-    """Seconds of the wall clock and of the processors, per round."""
+    """Wall-clock and CPU seconds per round."""
     from mixfl.runs.sinks.terminal import Quiet
     from mixfl.runs.training import run
 
@@ -59,7 +59,7 @@ def main(trials: int, rounds: int, tasks: str, presets: str, algorithm: str) -> 
             planned = plan(task, algorithm, preset=preset, given=given)
             times = np.array(
                 [[trial(planned, evaluate) for evaluate in (False, True)] for _ in range(trials)]
-            )  # [trials, without and with, wall clock and processors]
+            )  # [trials, without and with, wall clock and CPU]
             best, middle = 1000 * times.min(0), 1000 * np.median(times, 0)
             shares = [1 - t[0] / t[1] for t in (middle, best)]
             cells.append([
@@ -67,7 +67,7 @@ def main(trials: int, rounds: int, tasks: str, presets: str, algorithm: str) -> 
                 *(f"{100 * share[i]:.1f} %" for i in range(2) for share in shares),
             ])  # fmt: skip
             click.echo(f"{task} {preset} done", err=True)
-    header = ["task", "preset", "ms/round without", "with", "share", "of the best", "processors",
+    header = ["task", "preset", "ms/round without", "with", "share", "of the best", "CPU share",
               "of the best"]  # fmt: skip
     title = f"{algorithm}, evaluated every {EVERY} rounds; medians and best of {trials} trials"
     print_table(header, cells, title=title)

@@ -1,10 +1,10 @@
-"""Bytes per client of the movie task over a real network, beside the paper's Table 3.
+"""Measures the movie task's bytes per client over a real network, next to the paper's Table 3.
 
     python -m benchmarks.flower_bytes [--data data/movielens]
 
-A SuperLink and three SuperNodes run on this machine, each node with the data of one user of
-MovieLens-1M (or of synthetic ratings of the same size) that has at least 160 examples: what ten
-steps of 16 take. Bytes are those of Flower's messages, everything in them included.
+A SuperLink and three SuperNodes run on this machine. Each node has the data of one user of
+MovieLens-1M (or of synthetic ratings of the same size) with at least 160 examples, enough for ten
+steps of 16. All bytes of Flower's messages count.
 """
 
 import argparse
@@ -29,7 +29,8 @@ def users(data: str | None) -> mixfl.ClientData:
 
 
 def stores(everyone: mixfl.ClientData, folder: Path) -> list[int]:
-    """One user's first 160 examples per node, and others for the server. The rows of each node."""
+    """Writes a store per node, with one user's first 160 examples, and one for the server. Returns
+    how many table rows each node uses."""
     chosen = np.flatnonzero(everyone.sizes() >= EXAMPLES)[:NODES]
     others = np.setdiff1d(np.arange(len(everyone)), chosen)[:50]
     everyone.select(others).write(folder / "server")

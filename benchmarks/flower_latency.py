@@ -1,11 +1,11 @@
-"""What a round on Flower costs beyond the clients' work: mixfl beside an app that does nothing.
+"""Measures what a round on Flower costs beyond the clients' work, against an app that does nothing.
 
     python -m benchmarks.flower_latency [--without-worker] [--rounds 6] [--repeats 2]
 
 A SuperLink and three SuperNodes run on this machine, with TLS and authentication. The two apps take
-turns, and the medians over all rounds but the first of each run are printed. The app that does
-nothing sends each node an array of the model's size, and gets it back at once. Without the worker,
-each message is answered by a process of its own, as Flower does by itself.
+turns. The medians over all rounds, except the first of each run, are printed. The app that does
+nothing sends each node an array of the model's size and gets it back at once. Without the worker,
+Flower starts a process for each message.
 """
 
 import argparse
@@ -86,13 +86,14 @@ def main() -> None:
         project = second_project(deployment, "smile")
         pixels, hidden = 28 * 28 * 3, 64
         (project / "app.py").write_text(BARE.replace("SIZE", str((pixels + 2) * hidden + 1)))
-        found: dict[str, list[float]] = {"nothing": [], "mixfl": []}
+        seconds_of: dict[str, list[float]] = {"nothing": [], "mixfl": []}
         with deployment:
             for i in range(given.repeats):
-                found["nothing"] += bare(deployment, project, given.rounds)
-                found["mixfl"] += mixed(deployment, deployment.folder / f"runs/{i}", given.rounds)
+                seconds_of["nothing"] += bare(deployment, project, given.rounds)
+                out = deployment.folder / f"runs/{i}"
+                seconds_of["mixfl"] += mixed(deployment, out, given.rounds)
     kind = "without worker" if given.without_worker else "with worker"
-    for name, seconds in found.items():
+    for name, seconds in seconds_of.items():
         middle = statistics.median(seconds)
         print(f"{kind:15} {name:8} median {middle:6.2f} s   of {len(seconds)} rounds: "
               f"{min(seconds):.2f} to {max(seconds):.2f}")  # fmt: skip

@@ -1,11 +1,11 @@
-"""How mixfl's time and memory grow with S, K, |B_i|, the population and the model.
+"""Measures how mixfl's time and memory grow with S, K, |B_i|, the population and the model.
 
     python -m benchmarks.growth [--tasks smile,movie,text] [--trials N] [--quick]
 
-One number at a time is multiplied, from a base that is smaller than the paper's settings; each
-point is a process of its own that runs FedAvg from a store. The exponent is the slope of a line
-through the logarithms: 0 where the number makes no difference, 1 where time is proportional to
-it. Memory has the size of Python and JAX in it.
+One number at a time is multiplied, from a base that is smaller than the paper's settings. Each
+point is a separate process that runs FedAvg from a store. The exponent is the slope of a line
+through the logarithms: 0 if the number makes no difference, 1 if time is proportional to it. Memory
+includes Python and JAX.
 """
 
 import json
@@ -23,7 +23,7 @@ from mixfl.cli import print_table
 
 RESULTS = Path(__file__).parent / "growth.json"
 FACTORS = (1, 2, 4, 8)
-PATIENT = 0.05  # load of others, as a part of the cores, above which a trial is repeated
+PATIENT = 0.05  # share of the cores used by others, above which a trial is repeated
 BASES = {
     "smile": replace(
         workloads.SIZES["smile"], S=25, clients=400, per_client=10, central=100,
@@ -40,7 +40,7 @@ MODEL = {"smile": "side", "movie": "movies", "text": "hidden"}  # what makes the
 
 def sizes(base: workloads.Size, what: str) -> list[tuple[int, workloads.Size]]:
     """The number that grows, and the workload with it."""
-    found = []
+    grown = []
     for factor in FACTORS:
         if what == "S":
             size = replace(base, S=base.S * factor)
@@ -53,8 +53,8 @@ def sizes(base: workloads.Size, what: str) -> list[tuple[int, workloads.Size]]:
             name = MODEL[base.task]
             size = replace(base, model={**base.model, name: base.model[name] * factor})
         number = {"S": size.S, "K": size.K, "B": size.B, "population": size.clients}
-        found.append((number.get(what) or parameters(size), size))
-    return found
+        grown.append((number.get(what) or parameters(size), size))
+    return grown
 
 
 def parameters(size: workloads.Size) -> int:
@@ -70,7 +70,7 @@ def exponent(x: Sequence[float], y: Sequence[float]) -> float:
 
 
 def point(size: workloads.Size, trials: int, seconds: float) -> tuple[float, float, int]:
-    """Milliseconds per round, megabytes, and how many trials were disturbed all the same."""
+    """Milliseconds per round, megabytes, and how many of the trials used were disturbed."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "workload"
         workloads.write(size, folder, rounds=1)
@@ -79,14 +79,14 @@ def point(size: workloads.Size, trials: int, seconds: float) -> tuple[float, flo
             worker.ask("init", folder=str(folder))
             worker.run(1)
             n = int(np.clip(seconds / (worker.run(3) / 3), 3, 2000))
-            found: list[tuple[float, float]] = []
-            while len(found) < 2 * trials:
+            timed: list[tuple[float, float]] = []
+            while len(timed) < 2 * trials:
                 with OutsideLoad() as load:
                     took = worker.run(n)
-                found.append((load.share, 1000 * took / n))
-                if sum(share <= PATIENT for share, _ in found) >= trials:
+                timed.append((load.share, 1000 * took / n))
+                if sum(share <= PATIENT for share, _ in timed) >= trials:
                     break
-            kept = sorted(found)[:trials]
+            kept = sorted(timed)[:trials]
             ms = float(np.median([ms for _, ms in kept]))
             return ms, worker.peak_mb(), sum(share > PATIENT for share, _ in kept)
         finally:
@@ -107,19 +107,19 @@ def grow(task: str, what: str, trials: int, seconds: float) -> dict:
     }  # fmt: skip
 
 
-def show(found: dict) -> None:
-    cells = [[str(p["value"]), f"{p['ms']:.3g}", str(p["peak_mb"])] for p in found["points"]]
-    cells.append(["exponent", f"{found['time_exponent']:.2f}", f"{found['memory_exponent']:.2f}"])
-    print_table([found["against"], "ms/round", "peak MB"], cells, title=f"{found['task']}: growth")
-    disturbed = sum(p["disturbed"] for p in found["points"])
+def show(row: dict) -> None:
+    cells = [[str(p["value"]), f"{p['ms']:.3g}", str(p["peak_mb"])] for p in row["points"]]
+    cells.append(["exponent", f"{row['time_exponent']:.2f}", f"{row['memory_exponent']:.2f}"])
+    print_table([row["against"], "ms/round", "peak MB"], cells, title=f"{row['task']}: growth")
+    disturbed = sum(p["disturbed"] for p in row["points"])
     if disturbed:
-        print(f"{disturbed} trials under load of others: don't trust the times")
+        print(f"{disturbed} trials were disturbed by other processes: don't trust the times")
 
 
 @click.command()
 @click.option("--tasks", default=",".join(BASES), show_default=True)
 @click.option("--trials", default=5, show_default=True)
-@click.option("--quick", is_flag=True, help="2 short trials, to see that all works.")
+@click.option("--quick", is_flag=True, help="2 short trials, to see that everything works.")
 @click.option("--out", type=click.Path(path_type=Path), default=RESULTS, help="Where to write.")
 def main(tasks: str, trials: int, quick: bool, out: Path) -> None:
     rows = []

@@ -1,10 +1,10 @@
-"""Do K steps of eta / K go as far as one of eta? Of the smile task, from a model under training.
+"""Do K steps of eta / K go as far as one step of eta? Measured on a partly trained smile model.
 
     python -m benchmarks.local_steps [--algorithms pt,1wgt] [--rounds N] [--seeds N]
 
-Each cell is a round's step, the mean over the seeds' cohorts and batches, along the step that a
-round of one local step makes, as a part of that. 1 where steps add up; less where clients (or the
-server) come to rest, or turn back, within a round.
+Each cell is a round's step (the mean over the seeds' cohorts and batches), projected on the step of
+a round with one local step and divided by its length. It is 1 if steps add up, and less if clients
+(or the server) come to rest or turn back within a round.
 """
 
 import click
@@ -37,7 +37,7 @@ def step(x, *setting):
 
 @click.command()
 @click.option("--algorithms", default="pt,1wgt", show_default=True)
-@click.option("--rounds", default=40, show_default=True, help="Of PT, before.")
+@click.option("--rounds", default=40, show_default=True, help="Rounds of PT before measuring.")
 @click.option("--seeds", default=12, show_default=True)
 def main(algorithms: str, rounds: int, seeds: int) -> None:
     start_jax({})

@@ -1,9 +1,9 @@
-"""mixfl's own worker: one algorithm through the simulator, from a memory-mapped store.
+"""mixfl's worker: runs one algorithm in the simulator, from a memory-mapped store.
 
     python -m benchmarks.mixfl_worker ALGORITHM [key=value ...]
 
-Every request to run starts a new loop over exactly the rounds asked for, so that all reading for
-them, also what the simulator reads ahead, falls into the time measured.
+Every request to run starts a new loop over exactly the requested rounds, so the measured time
+includes all reading for them, even what the simulator reads ahead.
 """
 
 import os

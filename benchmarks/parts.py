@@ -1,4 +1,4 @@
-"""Where a round's time goes: the compiled round alone, reading alone, and smile's products.
+"""Measures where a round's time goes: the compiled round, reading, and smile's products.
 
 python -m benchmarks.parts [--tasks smile,movie,text]
 """
@@ -17,18 +17,18 @@ TRIALS = 9
 
 
 def medians(calls: dict[str, Callable[[], None]], trials: int = TRIALS) -> dict[str, float]:
-    """Milliseconds of each, taken in turns."""
+    """Milliseconds of each call, measured in turns."""
     import numpy as np
 
     for call in calls.values():
         call()
-    found: dict[str, list[float]] = {name: [] for name in calls}
+    times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(trials):
         for name, call in calls.items():
             begun = time.perf_counter()
             call()
-            found[name].append(1000 * (time.perf_counter() - begun))
-    return {name: float(np.median(times)) for name, times in found.items()}
+            times[name].append(1000 * (time.perf_counter() - begun))
+    return {name: float(np.median(times)) for name, times in times.items()}
 
 
 def round_parts(task: str) -> dict[str, float]:
@@ -68,7 +68,7 @@ def round_parts(task: str) -> dict[str, float]:
 
 
 def products() -> dict[str, float]:
-    """Of smile's low-rank first layer, at the paper's settings."""
+    """The products of smile's low-rank first layer, at the paper's settings."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -104,8 +104,8 @@ def main(tasks: str):
 
     jax.config.update("jax_num_cpu_devices", os.cpu_count())
     for task in tasks.split(","):
-        found = round_parts(task) | (products() if task == "smile" else {})
-        print_table([task, "ms"], [[name, f"{ms:.3g}"] for name, ms in found.items()])
+        parts = round_parts(task) | (products() if task == "smile" else {})
+        print_table([task, "ms"], [[name, f"{ms:.3g}"] for name, ms in parts.items()])
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""What bad clients do to a model, by the way that changes are aggregated: AUC on the smile task.
+"""Measures what bad clients do to a model with each aggregation: AUC on the smile task.
 
     python -m benchmarks.poison [--trials N] [--algorithm ID] [--quick]
 
-A share of all clients sends, whenever asked, its change with the sign flipped, a hundred times its
-change, or a random change of norm 30 (honest ones: 0.1 to 1). Every trial has other bad clients,
-other batches and another first model. Results are kept in poison.json.
+A share of all clients always sends its change with the sign flipped, a hundred times its change, or
+a random change of norm 30 (honest ones: 0.1 to 1). Every trial has different bad clients, batches
+and initial parameters. Results are stored in poison.json.
 """
 
 import dataclasses
@@ -42,7 +42,7 @@ ROUNDS = 60
 
 
 def marked(problem: Problem, share: float, seed: int) -> Problem:
-    """The problem with a column that says whose rows are a bad client's."""
+    """The problem with a column that marks the rows of bad clients."""
     terms = []
     for term in problem.terms:
         if isinstance(term, Federated):
@@ -59,7 +59,7 @@ def marked(problem: Problem, share: float, seed: int) -> Problem:
 
 
 def attacked(honest: Recipe, attack: str) -> Recipe:
-    """The algorithm, whose bad clients send something else."""
+    """The algorithm with bad clients that send something else."""
 
     def make(problem, s):
         algorithm = honest.build(problem, s)
@@ -93,7 +93,7 @@ ATTACK = {
 
 
 def auc(algorithm: str, attack: str, share: float, seed: int, keys: dict) -> float:
-    """Of the last model; 0.5, as by chance, where it is not finite."""
+    """The last model's AUC; 0.5 (chance) if the model is not finite."""
     given = dict(seed=seed, rounds=ROUNDS, **keys)
     planned = plan("smile", algorithm, preset="demo", given=given)
     problem = marked(planned.problem, share, seed)
@@ -108,7 +108,7 @@ def auc(algorithm: str, attack: str, share: float, seed: int, keys: dict) -> flo
 
 
 def measured(algorithm: str, trials: int, keep: bool) -> list[dict]:
-    """A row per case; what is measured is kept at once."""
+    """One row per case, stored as soon as it is measured."""
     cases = [("none", 0.0), *((attack, share) for attack in ATTACKS for share in SHARES)]
     rows = []
     for attack, share in cases:
@@ -130,9 +130,9 @@ def shown(values: list[float]) -> str:
 
 
 @click.command()
-@click.option("--trials", default=5, help="of each case")
+@click.option("--trials", default=5, help="Trials of each case.")
 @click.option("--algorithm", default="2wgt")
-@click.option("--quick", is_flag=True, help="one trial; nothing is kept")
+@click.option("--quick", is_flag=True, help="One trial; nothing is stored.")
 def main(trials: int, algorithm: str, quick: bool) -> None:
     recipe(algorithm)  # an error now, not later
     keep_programs()  # trials differ in their data and seeds only

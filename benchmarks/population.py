@@ -2,11 +2,11 @@
 
     python -m benchmarks.population [--clients N] [--examples N] [--folder DIR]
 
-Makes, by streaming, a store with 342,477 clients and 10^8 examples (four int16 each, 0.8 GB; sizes
-of clients log-normal, as those of people are) and one a hundredth of it, and removes both at the
-end. In a process of its own for each: the time to open it; the time to draw a cohort of 100 and
-read its batches (K = 16, |B_i| = 8) as the simulator does it, for rounds read before (warm) and for
-new ones; and the memory that the process has more of afterwards, its own and mapped from the file.
+Streams a store with 342,477 clients and 10^8 examples to disk (four int16 each, 0.8 GB, log-normal
+client sizes) and one a hundredth of its size, and removes both at the end. A separate process for
+each measures: the time to open it; the time to draw a cohort of 100 and read its batches (K = 16,
+|B_i| = 8) as the simulator does, for rounds read before (warm) and for new ones; and how much the
+process's memory has grown afterwards, its own and mapped from the file.
 """
 
 import json
@@ -30,7 +30,7 @@ RESULTS = Path(__file__).parent / "population.json"
 
 
 def client_sizes(clients: int, examples: int) -> np.ndarray:
-    """At least 1 each, `examples` together."""
+    """At least 1 each, `examples` in total."""
     drawn = np.random.default_rng(0).lognormal(0, 1.2, clients)
     sizes = np.maximum(1, drawn / drawn.sum() * examples).astype(np.int64)
     sizes[sizes.argmax()] += examples - sizes.sum()
@@ -39,7 +39,7 @@ def client_sizes(clients: int, examples: int) -> np.ndarray:
 
 def make(path: Path, clients: int, examples: int) -> None:
     rng = np.random.default_rng(1)
-    block = rng.integers(0, 2**15, (1 << 22, WIDTH), dtype=np.int16)  # what is in it is no matter
+    block = rng.integers(0, 2**15, (1 << 22, WIDTH), dtype=np.int16)  # the values don't matter
     with StoreWriter(path) as store:
         for i, n in enumerate(client_sizes(clients, examples).tolist()):
             start = int(rng.integers(0, len(block) - n))
@@ -47,14 +47,14 @@ def make(path: Path, clients: int, examples: int) -> None:
 
 
 def memory() -> dict[str, float]:
-    """MB of this process: its own (anonymous), and of files that it has mapped."""
+    """MB of this process: its own (anonymous) memory, and mapped files."""
     lines = Path("/proc/self/status").read_text().splitlines()
-    found = {line.split(":")[0]: line.split()[1] for line in lines if line.startswith("Rss")}
-    return {"own": int(found["RssAnon"]) / 1024, "mapped": int(found["RssFile"]) / 1024}
+    sizes = {line.split(":")[0]: line.split()[1] for line in lines if line.startswith("Rss")}
+    return {"own": int(sizes["RssAnon"]) / 1024, "mapped": int(sizes["RssFile"]) / 1024}
 
 
 def measure(path: Path) -> dict:
-    """In a process of its own."""
+    """Runs in a separate process."""
     from mixfl.algorithms import ALGORITHMS
     from mixfl.data import ClientData
     from mixfl.engine.feeding import Feeder
@@ -69,14 +69,14 @@ def measure(path: Path) -> dict:
         return Feeder(problem, s), ALGORITHMS["fedavg"].build(problem, s)
 
     def read(feeder, algorithm, round):
-        """Milliseconds, by the clock and of the processor."""
+        """Wall-clock and CPU milliseconds."""
         begun = time.perf_counter(), time.thread_time()
         for piece in feeder.pieces(algorithm, round):
             assert len(piece.clients[0].batches.mask)
         ended = time.perf_counter(), time.thread_time()
         return 1000 * np.subtract(ended, begun)
 
-    read(*feeder(small), 0)  # imports, and NumPy's own first steps
+    read(*feeder(small), 0)  # imports, and NumPy's one-time work
     before = memory()
     begun = time.perf_counter()
     clients = ClientData.open(path)

@@ -1,4 +1,4 @@
-"""From timings to rows, tables and a plot. Nothing here measures anything."""
+"""Turns timings into rows, tables and a plot. Nothing here measures anything."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,14 +13,14 @@ PEERS = ("fedjax", "pfl", "flower", "scan", "scan-dense")
 
 @dataclass
 class Measured:
-    """What was found out about one engine on one task."""
+    """The measurements of one engine on one task."""
 
     engine: str
     algorithm: str = "fedavg"
     ms: Sequence[float] = ()  # per round, one number per trial
-    params: Mapping[str, np.ndarray] | None = None  # after the rounds that all engines run alike
+    params: Mapping[str, np.ndarray] | None = None  # after the rounds that all engines share
     flops: float | None = None  # of a round on the plain path
-    first_s: float = 0.0  # the first round's seconds, with compilation
+    first_s: float = 0.0  # seconds of the first round, which compiles
     peak_mb: float = 0.0
     failed: str = ""  # why there are no timings
     more: dict[str, Any] = field(default_factory=dict)
@@ -31,16 +31,16 @@ class Measured:
 
 
 def difference(a: Mapping, b: Mapping, start: Mapping) -> float:
-    """How far two results are apart, relative to how far they moved from where they started: the
-    largest over the parameters of |a - b| / |b - start|."""
+    """The distance between two results, relative to how far they moved from the start: the largest
+    |a - b| / |b - start| over the parameters."""
     if set(a) != set(b) or any(a[k].shape != b[k].shape for k in a):
         return float("inf")
-    found = [
+    distances = [
         np.linalg.norm(a[k].astype(np.float64) - b[k])
         / max(float(np.linalg.norm(b[k].astype(np.float64) - start[k])), 1e-30)
         for k in a
     ]
-    worst = float(np.max(found))
+    worst = float(np.max(distances))
     return worst if np.isfinite(worst) else float("inf")
 
 
@@ -62,7 +62,7 @@ def _row(task, m: Measured, peers: Mapping[str, Measured], start, limit) -> dict
     if m.flops and limit:
         row["share_of_limit"] = round(m.flops / (m.median / 1000) / limit, 3)
     refused = {}
-    if m.algorithm == "fedavg":  # the peers do no other
+    if m.algorithm == "fedavg":  # the peers have no other
         for name, peer in peers.items():
             if name == m.engine:
                 continue
@@ -84,15 +84,15 @@ def _row(task, m: Measured, peers: Mapping[str, Measured], start, limit) -> dict
     }  # fmt: skip
 
 
-def table(found: Sequence[Mapping]) -> tuple[list[str], list[list[str]]]:
-    """Header and cells of one task's table."""
-    peers = [p for p in PEERS if any(r["engine"] == p for r in found)]
+def table(rows: Sequence[Mapping]) -> tuple[list[str], list[list[str]]]:
+    """The header and cells of one task's table."""
+    peers = [p for p in PEERS if any(r["engine"] == p for r in rows)]
     header = [
         "engine", "algorithm", "ms/round", "spread", *[f"x {p}" for p in peers], "share of limit",
         "peak MB", "compile s",
     ]  # fmt: skip
     cells = []
-    for r in found:
+    for r in rows:
         line = [r["engine"], r["algorithm"]]
         if r["ms_median"] is None:
             cells.append([*line, "-", *[""] * (len(header) - 3)])
@@ -112,29 +112,29 @@ def _ratio(row: Mapping, peer: str) -> str:
     return "differs" if peer in row.get("no_ratio", {}) else ""
 
 
-def notes(found: Sequence[Mapping]) -> list[str]:
-    """What the table can't say."""
+def notes(rows: Sequence[Mapping]) -> list[str]:
+    """Remarks below the table."""
     lines = []
-    for r in found:
+    for r in rows:
         name = f"{r['task']}, {r['engine']} {r['algorithm']}"
         if r["ms_median"] is None:
             lines.append(f"{name}: no figures ({r['why_not']})")
         for peer, why in r.get("no_ratio", {}).items():
             lines.append(f"{name}: no ratio to {peer} ({why})")
         if r.get("disturbed"):
-            lines.append(f"{name}: {r['disturbed']} of {r['trials']} trials under load of others")
+            lines.append(f"{name}: {r['disturbed']} of {r['trials']} trials were disturbed")
     return lines
 
 
-def plot(found: Sequence[Mapping], path: Path) -> None:
-    """Milliseconds per round on a log scale, a panel per task, fastest first."""
+def plot(rows: Sequence[Mapping], path: Path) -> None:
+    """Milliseconds per round on a log scale, one panel per task, fastest first."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
     from matplotlib.ticker import NullFormatter
 
-    shown = [r for r in found if r["ms_median"] is not None]
+    shown = [r for r in rows if r["ms_median"] is not None]
     tasks = list(dict.fromkeys(r["task"] for r in shown))
     if not tasks:
         return

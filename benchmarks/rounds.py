@@ -1,10 +1,10 @@
-"""Times a round of mixfl, of its peers and of a bare JAX loop on the same arrays: `make bench`.
+"""Times a round of mixfl, its peers and a bare JAX loop on the same arrays: `make bench`.
 
     python -m benchmarks.rounds [--tasks smile,movie,text] [--peers fedjax,pfl,flower]
                                 [--trials N] [--rounds N] [--quick]
 
-Every engine is a process of its own. First each runs the same two rounds; a ratio is given only
-where their results agree. Then they take turns, a trial each. See docs/benchmarks.md.
+Every engine is a separate process. First, each runs the same two rounds; a ratio is given only if
+the results agree. Then they take turns, one trial each. See docs/benchmarks.md.
 """
 
 import importlib.metadata
@@ -31,10 +31,10 @@ from mixfl.cli import print_table
 RESULTS = Path(__file__).parent / "results.json"
 PLOT = Path(__file__).parent / "results.png"
 ALGORITHMS = ("fedavg", "pt", "1wgt", "2wgt")
-ALIKE = 2  # rounds that all engines run alike
-DISTURBED = 0.05  # of the cores used by others during a trial
-HOPELESS = 3  # times slower than the setting before: tried no further
-# Settings in which a peer might be faster: each is tried, the faster one is compared with.
+ALIKE = 2  # rounds that are the same for all engines
+DISTURBED = 0.05  # share of the cores used by others, above which a trial counts as disturbed
+HOPELESS = 3  # a setting this many times slower than the one before is given up
+# Settings in which a peer might be faster. All are tried, and the fastest is used.
 VARIANTS: dict[str, list[dict[str, str]]] = {
     "fedjax": [{"FEDJAX_BACKEND": "jit"}, {"FEDJAX_BACKEND": "pmap"}],
     "pfl": [{"PFL_PROCESSES": str(os.cpu_count())}, {"PFL_PROCESSES": "1"}],
@@ -44,12 +44,12 @@ VARIANTS: dict[str, list[dict[str, str]]] = {
 
 @dataclass
 class Runner:
-    """An engine that is up and has run the first rounds."""
+    """A running engine that has finished the first rounds."""
 
     measured: report.Measured
     worker: Worker
-    round_s: float  # a warm round's seconds, roughly
-    trials: list[tuple[float, float]] = field(default_factory=list)  # load of others, ms per round
+    round_s: float  # approximate seconds of a warm round
+    trials: list[tuple[float, float]] = field(default_factory=list)  # outside load, ms per round
 
     def trial(self, rounds: int | None, seconds: float) -> None:
         n = rounds or int(np.clip(round(seconds / self.round_s), 2, 1000))
@@ -71,7 +71,7 @@ class Runner:
 def start(
     engine: str, algorithm: str, command, folder: Path, env=None, slowest: float = np.inf
 ) -> Runner:
-    """A worker that has run the rounds that all run alike, and some more."""
+    """Starts a worker and runs the rounds that all engines share, and some more."""
     worker = Worker(command, env)
     try:
         m = report.Measured(engine, algorithm)
@@ -89,7 +89,7 @@ def start(
 
 
 def start_peer(peer: str, folder: Path) -> Runner:
-    """The peer in the faster of its settings."""
+    """Starts a peer with the fastest of its settings."""
     python = install.python(peer)
     best: Runner | None = None
     tried: dict[str, float | str] = {}
@@ -99,14 +99,14 @@ def start_peer(peer: str, folder: Path) -> Runner:
         try:
             command = module(f"peers.{peer}_worker", python=python)
             slowest = HOPELESS * best.round_s if best else np.inf
-            found = start(peer, "fedavg", command, folder, env, slowest)
+            runner = start(peer, "fedavg", command, folder, env, slowest)
         except WorkerFailed as error:
             tried[setting] = failed = str(error)
             continue
-        tried[setting] = round(1000 * found.round_s, 1)
-        slower = found
-        if best is None or found.round_s < best.round_s:
-            best, slower, found.measured.more["setting"] = found, best, setting  # type: ignore
+        tried[setting] = round(1000 * runner.round_s, 1)
+        slower = runner
+        if best is None or runner.round_s < best.round_s:
+            best, slower, runner.measured.more["setting"] = runner, best, setting  # type: ignore
         if slower is not None:
             slower.worker.close()
     if best is None:
@@ -116,7 +116,7 @@ def start_peer(peer: str, folder: Path) -> Runner:
 
 
 def start_all(size: workloads.Size, folder: Path, peers) -> tuple[list[Runner], list]:
-    """What could be started, and what could not."""
+    """Returns the engines that could be started, and those that could not."""
     wanted: list[tuple[str, str, Callable[[], Runner]]] = []
 
     def want(engine: str, algorithm: str, *command: str) -> None:
@@ -155,7 +155,8 @@ def close(runners: list[Runner]) -> None:
 
 
 def measure(runners: list[Runner], trials: int, rounds: int | None, seconds: float) -> None:
-    """Turns of one trial each; those that others disturbed again, as often at most."""
+    """Lets the engines take turns, one trial each. Repeats disturbed trials, at most as many times
+    as there are trials."""
     for turn in range(trials):
         print(f"  trial {turn + 1} of {trials}", flush=True)
         for runner in runners:
@@ -164,7 +165,7 @@ def measure(runners: list[Runner], trials: int, rounds: int | None, seconds: flo
         again = [r for r in runners if sorted(r.trials)[trials - 1][0] > DISTURBED]
         if not again:
             break
-        print(f"  others used the machine: {len(again)} engines again ({turn + 1})", flush=True)
+        print(f"  disturbed by others: repeating {len(again)} engines ({turn + 1})", flush=True)
         for runner in again:
             runner.trial(rounds, seconds)
     for runner in runners:
@@ -187,12 +188,12 @@ def bench(size: workloads.Size, folder: Path, peers, trials, rounds, seconds) ->
         if runner.measured.engine == "sgemm":
             limit = FLOPS / (min(ms for _, ms in runner.trials) / 1000)
     per_example = workloads.flops_per_example(size)
-    found = [r.measured for r in runners if r.measured.engine != "sgemm"]
-    for m in found:
-        # The central algorithms compute on as many central examples again.
+    measured = [r.measured for r in runners if r.measured.engine != "sgemm"]
+    for m in measured:
+        # The other algorithms also compute on the same number of central examples.
         examples = size.S * size.K * size.B * (1 if m.algorithm == "fedavg" else 2)
         m.flops = None if per_example is None else per_example * examples
-    rows = report.rows(size.task, found + missing, initial, limit)
+    rows = report.rows(size.task, measured + missing, initial, limit)
     about = {
         "S": size.S, "K": size.K, "B": size.B,
         "sgemm_gflops": round(limit / 1e9, 1) if limit else None, "cores": os.cpu_count(),
@@ -213,9 +214,9 @@ def show(size: workloads.Size, rows: list[dict]) -> None:
 @click.command()
 @click.option("--tasks", default=",".join(workloads.SIZES), show_default=True)
 @click.option("--peers", default=",".join(install.PEERS), show_default=True, help="'' for none.")
-@click.option("--trials", default=7, show_default=True, help="Turns of each engine.")
-@click.option("--rounds", type=int, help="In a trial; by default as many as take two seconds.")
-@click.option("--quick", is_flag=True, help="3 short trials, to see that all works.")
+@click.option("--trials", default=7, show_default=True, help="Trials of each engine.")
+@click.option("--rounds", type=int, help="Rounds in a trial; default: about two seconds' worth.")
+@click.option("--quick", is_flag=True, help="3 short trials, to see that everything works.")
 @click.option("--out", type=click.Path(path_type=Path), default=RESULTS, help="Where to write.")
 def main(tasks: str, peers: str, trials: int, rounds: int | None, quick: bool, out: Path) -> None:
     chosen = [p for p in peers.split(",") if p]
@@ -231,9 +232,9 @@ def main(tasks: str, peers: str, trials: int, rounds: int | None, quick: bool, o
     for task in tasks.split(","):
         with tempfile.TemporaryDirectory() as folder:
             size = workloads.SIZES[task]
-            found = bench(size, Path(folder) / task, chosen, trials, rounds, seconds)
-        show(size, found)
-        rows += found
+            task_rows = bench(size, Path(folder) / task, chosen, trials, rounds, seconds)
+        show(size, task_rows)
+        rows += task_rows
         out.write_text(json.dumps(rows, indent=1) + "\n")
     picture = PLOT if out == RESULTS else out.with_suffix(".png")
     report.plot(rows, picture)

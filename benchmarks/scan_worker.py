@@ -1,5 +1,6 @@
-"""The bare loop: FedAvg's round as one would write it down in JAX, on one device, with its data
-in memory already. `--rows`: each client trains only the rows of the table that its data names.
+"""The bare loop: a FedAvg round written directly in JAX, on one device, with the data in memory.
+
+With `--rows`, each client trains only the table rows that its data uses.
 """
 
 import sys
@@ -68,7 +69,7 @@ def dense_round(step, K):
 
 
 def row_round(step, K):
-    """As `dense_round`, but of the table `movies` only the rows in data["rows"]."""
+    """Like `dense_round`, but with only the rows data["rows"] of the table `movies`."""
 
     def round(x, data):
         def body(total, feed):
@@ -88,23 +89,23 @@ def row_round(step, K):
 
 
 def with_rows(cohorts):
-    """Each client's movies renumbered, and which they are, padded to equal length (padding names
-    row 0, which no batch uses then, so that it changes nothing)."""
-    found = []
+    """Renumbers each client's movies and adds their table rows, padded to equal length. (Padding
+    refers to row 0, but no batch uses a padded row, so it changes nothing.)"""
+    renumbered = []
     for data in cohorts:
         unique = [
             np.unique(np.concatenate([data[c][i].ravel() for c in ("context", "movie")]))
             for i in range(len(data["movie"]))
         ]
-        found.append((dict(data), unique))
-    most = max(len(u) for _, unique in found for u in unique)
-    for data, unique in found:
+        renumbered.append((dict(data), unique))
+    most = max(len(u) for _, unique in renumbered for u in unique)
+    for data, unique in renumbered:
         for column in ("context", "movie"):
             data[column] = np.stack(
                 [np.searchsorted(u, c).astype(np.int32) for u, c in zip(unique, data[column])]  # noqa: B905
             )
         data["rows"] = np.stack([np.pad(u, (0, most - len(u))) for u in unique]).astype(np.int32)
-    return [data for data, _ in found]
+    return [data for data, _ in renumbered]
 
 
 if __name__ == "__main__":

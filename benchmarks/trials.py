@@ -1,9 +1,9 @@
-"""How several trials share the cores, measured: a process for each core, one trial after the other
-on all cores, or all of them compiled into one program.
+"""Compares ways in which several trials can share the cores: a process per core, one trial after
+another on all cores, or all trials compiled into one program.
 
     python -m benchmarks.trials [--turns N] [--quick]
 
-As many trials as cores. The ways take turns; a turn is about two seconds of rounds.
+There are as many trials as cores. The ways take turns; a turn is about two seconds of rounds.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ class Way:
         self.workers = [Worker(module("trials_worker", task, *g)) for g in given]
 
     def ask(self, do: str, **more) -> float:
-        """Of all workers at once; the seconds until the last has answered."""
+        """Sends a request to all workers at once. Returns the seconds until the last answer."""
         failed: list[Exception] = []
 
         def one(worker):
@@ -63,7 +63,7 @@ class Way:
 
 
 def measure(task: str, cores: int, turns: int, seconds: float) -> dict[str, float]:
-    """Milliseconds per round of one trial, medians."""
+    """Milliseconds per round of one trial (medians)."""
     with contextlib.ExitStack() as stack:
         ways, counts = {}, {}
         for way in WAYS:
@@ -72,11 +72,11 @@ def measure(task: str, cores: int, turns: int, seconds: float) -> dict[str, floa
             ways[way].ask("init", folder="")
             ways[way].ask("run", rounds=2)
             counts[way] = int(np.clip(seconds / (ways[way].ask("run", rounds=4) / 4), 2, 500))
-        found = {way: [] for way in WAYS}
+        times = {way: [] for way in WAYS}
         for _ in range(turns):
             for way, n in counts.items():
-                found[way].append(1000 * ways[way].ask("run", rounds=n) / n / cores)
-        return {way: round(float(np.median(ms)), 2) for way, ms in found.items()}
+                times[way].append(1000 * ways[way].ask("run", rounds=n) / n / cores)
+        return {way: round(float(np.median(ms)), 2) for way, ms in times.items()}
 
 
 @click.command()

@@ -1,9 +1,9 @@
-"""Rounds of several trials, which differ in their seed, in one process.
+"""Runs rounds of several trials, which differ only in their seed, in one process.
 
     python -m benchmarks.trials_worker TASK SEEDS WAY
 
-SEEDS are separated by commas. WAY is `turns` (one trial after the other, on all cores), `alone`
-(the same, on one), `devices` (one program, a trial on each core) or `vmap` (one program, all at
+SEEDS are separated by commas. WAY is `turns` (one trial after another, on all cores), `alone` (the
+same, on one core), `devices` (one program, one trial per core) or `vmap` (one program, all at
 once).
 """
 
@@ -23,7 +23,7 @@ from mixfl.engine.feeding import Prefetch
 from mixfl.runs.plan import plan
 
 WAYS = ("turns", "alone", "devices", "vmap")
-ALGORITHM, PRESET = "pt", "demo"  # as sweeps at the quick scale have them
+ALGORITHM, PRESET = "pt", "demo"  # as in sweeps at the quick scale
 
 
 class Engine:
@@ -60,7 +60,7 @@ class Engine:
         jax.block_until_ready(self.states)
 
     def models(self):
-        """Of each trial."""
+        """The model of each trial."""
         if self.way in ("devices", "vmap"):
             every = jax.device_get(self.states.x)
             return [jax.tree.map(lambda a, k=k: a[k], every) for k in range(len(self.seeds))]
@@ -72,7 +72,7 @@ def stacked(trees):
 
 
 def pieces(simulators, start, stop):
-    """What the rounds of all trials are fed, [trials, ...]."""
+    """The inputs of the rounds of all trials, [trials, ...]."""
     for t in range(start, stop):
         fed = []
         for s in simulators:
@@ -86,14 +86,14 @@ def together(simulator, way: str, fed):
     """A round of all trials in one program."""
     one = simulator.program(simulator.at(0))._whole
     if way == "vmap":
-        # It would always run the second scan, which looks for updates that are not finite.
+        # Under vmap, the second scan (which looks for non-finite updates) would always run.
         with mock.patch("mixfl.engine.summing.finite", return_value=jnp.bool(True)):
             return jax.jit(jax.vmap(one), donate_argnums=0).lower(*fed).compile()
     mesh = Mesh(np.array(jax.devices()[: len(jax.tree.leaves(fed)[0])]), ("trials",))
 
-    def own(*given):  # of a device: its trial
-        found = one(*jax.tree.map(lambda a: a[0], given))
-        return jax.tree.map(lambda a: a[None], found)
+    def own(*given):  # a device's own trial
+        result = one(*jax.tree.map(lambda a: a[0], given))
+        return jax.tree.map(lambda a: a[None], result)
 
     spread = jax.shard_map(
         own, mesh=mesh, in_specs=P("trials"), out_specs=P("trials"), check_vma=False
@@ -104,7 +104,7 @@ def together(simulator, way: str, fed):
 
 if __name__ == "__main__":
     _, task, seeds, way = sys.argv
-    if way == "alone":  # as trials.py has its workers
+    if way == "alone":  # one core per worker, as in mixfl's own trials
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cores[int(seeds.split(",")[0]) % len(cores)]})
     else:

@@ -1,13 +1,13 @@
-"""The three workloads as plain arrays in a folder, so that every engine reads the same ones.
+"""Writes the three workloads as plain arrays to a folder, so that every engine reads the same data.
 
     <folder>/settings.json        S, K, |B_i|, learning rate, weight, sizes of the model
-    <folder>/columns/<name>.npy   the clients' examples, client after client, all of equal size
+    <folder>/columns/<name>.npy   the clients' examples, grouped by client, all of equal size
     <folder>/order.npy            [rounds, S, K |B_i|] rows that each client trains on, in order
     <folder>/params.npz           the initial model, by names such as hidden/w
     <folder>/store                the same examples as a client store, for mixfl
 
-What the data shows makes no difference to the time, so most of it is noise. But the movies of a
-user are a history (examples of the same few movies), as the rows that a client holds count.
+The time does not depend on the values, so most of the data is noise. But a user's movies form a
+history (examples with the same few movies), because the number of table rows of a client matters.
 """
 
 import json
@@ -33,7 +33,7 @@ CONTEXT = 10  # previous movies of an example
 
 @dataclass(frozen=True)
 class Size:
-    """Of a workload. `model` has the numbers that the model needs."""
+    """The size of a workload. `model` has the numbers that the model needs."""
 
     task: str
     S: int
@@ -64,7 +64,7 @@ SIZES = {
 
 
 def columns(size: Size, rows: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Examples of clients that have `size.per_client` each."""
+    """The examples of clients with `size.per_client` examples each."""
     m = size.model
     if size.task == "smile":
         shape = (rows, m["side"], m["side"], 3)
@@ -76,7 +76,7 @@ def columns(size: Size, rows: int, rng: np.random.Generator) -> dict[str, np.nda
 
 
 def _histories(users: int, n: int, movies: int, rng) -> dict[str, np.ndarray]:
-    """Each user's n examples of the next movie after up to ten others, drawn by popularity."""
+    """Each user's n examples (up to ten movies, and the next one), drawn by popularity."""
     fame = np.exp(rng.standard_normal(movies))
     wait = rng.standard_exponential((users, movies), np.float32) / fame
     seen = 1 + np.argpartition(wait, n, axis=1)[:, : n + 1].astype(np.int32)
@@ -91,7 +91,7 @@ def _histories(users: int, n: int, movies: int, rng) -> dict[str, np.ndarray]:
 
 
 def settings(size: Size, clip="off", **more) -> Settings:
-    """Without clipping: no peer clips, and the models are compared."""
+    """Settings without clipping, because no peer clips and the models are compared."""
     return Settings(
         rounds=10**6, seed=SEED, cohort_size=size.S, client_batch=size.B, local_steps=size.K,
         client_lr=size.lr, clip=clip, **more,
@@ -100,7 +100,7 @@ def settings(size: Size, clip="off", **more) -> Settings:
 
 def order(size: Size, rounds: int) -> np.ndarray:
     """[rounds, S, K |B_i|]: the rows that mixfl's clients train on."""
-    found = np.empty((rounds, size.S, size.K * size.B), np.int64)
+    rows_of_rounds = np.empty((rounds, size.S, size.K * size.B), np.int64)
     for t in range(rounds):
         chosen = cohort.cohort(SEED, t, 0, size.clients, size.S)
         sizes = np.full(size.S, size.per_client)
@@ -108,12 +108,12 @@ def order(size: Size, rounds: int) -> np.ndarray:
             SEED, t, 0, chosen, chosen * size.per_client, sizes, size.K, size.B
         )
         assert mask.all(), "a client of a workload has examples for K full batches"
-        found[t] = rows.reshape(size.S, -1)
-    return found
+        rows_of_rounds[t] = rows.reshape(size.S, -1)
+    return rows_of_rounds
 
 
 def write(size: Size, folder: Path, rounds: int = 8, store: bool = True) -> None:
-    """Makes the workload's folder. After `rounds` rounds, peers begin with the first again."""
+    """Writes the workload's folder. After `rounds` rounds, peers start again with the first."""
     rng = np.random.default_rng(SEED)
     (folder / "columns").mkdir(parents=True)
     data = columns(size, size.clients * size.per_client, rng)
@@ -147,7 +147,7 @@ def model(size: Size):
             char_model.init, vocabulary=m["vocabulary"], embedding=m["embedding"],
             hidden=m["hidden"], embedding_scale=1.0,
         )  # fmt: skip
-        # Texts are numbers of characters already.
+        # Texts already are numbers of characters.
         return init, partial(char_model.loss, table=np.arange(m["vocabulary"], dtype=np.int32))
     init = partial(movie.init, movies=m["movies"], embedding=m["embedding"])
     return init, partial(movie.hinge_loss, margin=m["margin"])
@@ -167,11 +167,11 @@ def problem(size: Size, clients: ClientData) -> Problem:
 
 
 def flops_per_example(size: Size) -> float | None:
-    """Of a gradient on the plain path: products only, 2 flop per multiplication and addition.
+    """Flops of a gradient on the plain path: only products, 2 flop per multiply-add.
 
-    Forward, and backward to the weights and to the inputs, but not to raw inputs; the text model's
-    inputs are embeddings, each multiplied by the GRU's weights. None for the movie task, which
-    does next to no products.
+    Counts the forward pass and the backward pass to weights and inputs, but not to raw inputs. The
+    text model's inputs are embeddings, each multiplied by the GRU's weights. None for the movie
+    task, which has next to no products.
     """
     m = size.model
     if size.task == "smile":

@@ -1,4 +1,4 @@
-"""An Equinox module: its arrays are the parameters, the rest of it stays beside them.
+"""Trains an Equinox module: its arrays are the parameters, everything else stays outside.
 
 The problem and its data are those of plain.py.
 

@@ -1,4 +1,4 @@
-"""A Flax module (nnx): split into its structure and a dict of parameters, merged where it is used.
+"""Trains a Flax module (nnx), split into its structure and a dict of parameters.
 
 The problem and its data are those of plain.py.
 
@@ -23,8 +23,8 @@ class Classifier(nnx.Module):
         return self.out(nnx.relu(self.hidden(x)))
 
 
-# In linen: init is `lambda key: Classifier().init(key, x)["params"]` for some input x, and
-# `merged(params)(x)` below is `Classifier().apply({"params": params}, x)`.
+# With linen, init would be `lambda key: Classifier().init(key, x)["params"]` for some input x, and
+# `merged(params)(x)` would be `Classifier().apply({"params": params}, x)`.
 def init(key):
     return nnx.to_pure_dict(nnx.state(Classifier(nnx.Rngs(key)), nnx.Param))
 

@@ -1,7 +1,7 @@
-"""A model in plain JAX: params are a dict of arrays, the model is a function of them.
+"""Trains a model in plain JAX: a dict of arrays, and a function of them.
 
-Three kinds of points. The 60 clients have points of the first two kinds only, the datacenter
-has the third: federated learning alone never learns it, mixed federated learning does.
+There are three kinds of points. The 60 clients have only points of the first two kinds; the
+datacenter has the third. Federated learning alone never learns it; mixed federated learning does.
 
     python examples/plain.py
     mixfl run examples/plain.py:problem --algorithm 2wgt

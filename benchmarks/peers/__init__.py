@@ -1,1 +1,1 @@
-"""The engines that mixfl is compared with, each a worker in its own virtual environment."""
+"""The engines that mixfl is compared with, each with a worker in its own virtual environment."""

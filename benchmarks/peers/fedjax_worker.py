@@ -1,12 +1,12 @@
 """FedJAX: `for_each_client` and its own client datasets, as its `fed_avg` uses them.
 
-As in fedjax.algorithms.fed_avg, without the norms of the updates that it also computes. The rows
-come in the order of the workload, so `skip_shuffle`.
+This follows fedjax.algorithms.fed_avg, without the norms of the updates that it also computes. The
+workload determines the order of the rows, hence `skip_shuffle`.
 """
 
 import os
 
-# Two host devices do no harm to the jit backend, and the pmap backend needs them.
+# The pmap backend needs two host devices; they do not slow down the jit backend.
 os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={os.cpu_count()}"
 
 import fedjax

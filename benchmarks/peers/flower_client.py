@@ -1,5 +1,5 @@
-"""What a Flower client does. A module of its own, so that Ray's actors import it once and keep
-the workload, which is memory-mapped, between messages."""
+"""What a Flower client does. It is a separate module so that Ray's actors import it once and keep
+the memory-mapped workload between messages."""
 
 import functools
 import os
@@ -34,8 +34,8 @@ def train(message, context):
         part = slice(k * work.B, (k + 1) * work.B)
         module.loss(**{name: column[part] for name, column in data.items()}).backward()
         optimizer.step()
-    found = {
+    records = {
         "arrays": ArrayRecord(module.state_dict()),
         "metrics": MetricRecord({"num-examples": work.K * work.B}),
     }
-    return Message(content=RecordDict(found), reply_to=message)
+    return Message(content=RecordDict(records), reply_to=message)

@@ -1,8 +1,8 @@
 """Flower: its simulation engine on Ray, one core per client, its FedAvg.
 
-A virtual node is a place in the cohort, and its data that of the client who has the place in this
-round: so there are S nodes, and every one takes part in every round. The simulation runs as long
-as the worker does; a request to run is a call of the strategy within it.
+A virtual node is a place in the cohort; its data is that of the client in this place in the current
+round. So there are S nodes, and all take part in every round. The simulation runs as long as the
+worker does; a request to run rounds calls the strategy within it.
 """
 
 import os
@@ -76,7 +76,7 @@ def talk():
 
 if __name__ == "__main__":
     threading.Thread(target=talk).start()
-    folder = folders.get()  # the simulation wants the main thread
+    folder = folders.get()  # the simulation must run in the main thread
     if folder is not None:
         os.environ[flower_client.FOLDER] = str(folder)
         run_simulation(

@@ -1,9 +1,9 @@
-"""Installs the peers, each in a virtual environment of its own: `make bench-peers`.
+"""Installs the peers, each in its own virtual environment: `make bench-peers`.
 
     python -m benchmarks.peers.install [fedjax] [pfl] [flower]
 
-They can't share one: fedjax needs a JAX of its time. An environment is made again when its
-requirement file has changed. What can't be installed is reported and left out.
+They can't share one, because fedjax needs an older JAX. An environment is made again when its
+requirements file has changed. Peers that can't be installed are reported and left out.
 """
 
 import subprocess
@@ -20,7 +20,7 @@ class NotInstalled(Exception):
 
 
 def python(peer: str) -> str:
-    """The peer's interpreter, installed first if need be."""
+    """The peer's interpreter; installs the peer first if necessary."""
     folder = FOLDER / peer
     interpreter = folder / "bin" / "python"
     wanted = (Path(__file__).parent / f"{peer}.txt").read_text()

@@ -1,6 +1,6 @@
-"""The three losses in plain JAX, as one would write them down: for fedjax and the bare loops.
+"""The three losses in straightforward JAX, for fedjax and the bare loops.
 
-Each returns the loss of every example of a batch. They work with old and new JAX.
+Each returns one loss per example of a batch. They work with old and new versions of JAX.
 """
 
 import jax
@@ -30,7 +30,7 @@ def movie(params, batch, model):
 
 
 def text(params, batch, model):
-    """A GRU as Keras' (reset_after), its inputs multiplied by their weights before the scan."""
+    """A GRU like Keras' (reset_after). Inputs are multiplied by their weights before the scan."""
     ids = batch["text"].T.astype(jnp.int32)  # [time, batch]
     gru = params["gru"]
     inputs = params["embedding"][ids[:-1]] @ gru["w"] + gru["b"]

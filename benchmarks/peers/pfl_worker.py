@@ -1,7 +1,7 @@
 """pfl-research: its simulated federated averaging on PyTorch.
 
-PFL_PROCESSES=2 starts a second process, pfl's way to use more than one core for small models:
-each trains half of a cohort, and the sums are all-reduced. The first one talks to the driver.
+PFL_PROCESSES=2 starts a second process, which is how pfl uses more than one core for small models:
+each trains half of a cohort, and the sums are all-reduced. The first process talks to the driver.
 """
 
 import os
@@ -52,7 +52,7 @@ NEVER = 10**9
 
 
 class Users:
-    """Names the users (round, place in the cohort) in the workload's order."""
+    """Yields the users' names (round, place in the cohort) in the workload's order."""
 
     def __init__(self, work):
         self.work, self.next = work, 0
@@ -68,7 +68,7 @@ class Users:
 
 
 class Averaging(FederatedAveraging):
-    """Goes on where it stopped, from iteration 1: in iteration 0 it would evaluate every user."""
+    """Continues where it stopped, from iteration 1: pfl would evaluate all users in iteration 0."""
 
     def __init__(self):
         super().__init__()

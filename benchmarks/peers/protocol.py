@@ -1,15 +1,15 @@
-"""What an engine's worker and the driver say to each other, and how a worker reads a workload.
+"""The protocol between an engine's worker and the driver, and how a worker reads a workload.
 
-A worker is a process that gets one JSON object per line on stdin and answers each with one line:
+A worker is a process that reads one JSON object per line from stdin and answers each with one line:
 
     {"do": "init", "folder": F}        reads the workload in F            -> {}
     {"do": "run", "rounds": N}         runs N more rounds                 -> {"seconds": s}
     {"do": "parameters", "path": P}    writes the model to P (.npz)       -> {}
     {"do": "quit"}
 
-An error is answered with {"error": text}. The driver reads the memory of the worker's processes
-itself. Only the standard library and NumPy are needed here:
-every virtual environment has them.
+After an error, the answer is {"error": text}. The driver measures the memory of the worker's
+processes itself. This module needs only the standard library and NumPy, which every virtual
+environment has.
 """
 
 import json
@@ -52,31 +52,31 @@ class Workload:
 
 def tree(named):
     """{"a/b": x} -> {"a": {"b": x}}"""
-    found = {}
+    nested = {}
     for name, value in named.items():
         *folders, last = name.split("/")
-        at = found
+        at = nested
         for folder in folders:
             at = at.setdefault(folder, {})
         at[last] = value
-    return found
+    return nested
 
 
 def flat(params, prefix=""):
-    """The reverse of `tree`."""
-    found = {}
+    """The inverse of `tree`."""
+    named = {}
     for name, value in params.items():
         if isinstance(value, dict):
-            found |= flat(value, f"{prefix}{name}/")
+            named |= flat(value, f"{prefix}{name}/")
         else:
-            found[prefix + name] = np.asarray(value)
-    return found
+            named[prefix + name] = np.asarray(value)
+    return named
 
 
 def serve(engine):
     """Answers until "quit". `engine` has init(folder), run(rounds) and parameters()."""
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what libraries print must not get between
+    os.dup2(2, 1)  # what libraries print must not mix with the answers
     for line in sys.stdin:
         asked = json.loads(line)
         if asked["do"] == "quit":

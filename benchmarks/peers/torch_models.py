@@ -1,7 +1,7 @@
 """The three models in PyTorch, for pfl-research and Flower.
 
-`loss(**columns)` is the weighted mean over the batch. `load` and `named` translate from and to
-mixfl's names and layouts; PyTorch's GRU is Keras' with its gates in another order.
+`loss(**columns)` is the weighted mean over the batch. `load` and `named` convert from and to
+mixfl's names and layouts. PyTorch's GRU has the gates of Keras' GRU in another order.
 """
 
 import numpy as np
@@ -78,7 +78,7 @@ def _unit(vectors):
     return vectors * torch.rsqrt((vectors**2).sum(-1, keepdim=True) + 1e-12)
 
 
-# Each of these is its own reverse.
+# Each of these is its own inverse.
 
 
 def _same(a):

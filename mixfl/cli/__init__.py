@@ -1,7 +1,7 @@
-"""The command line: parsing only. What needs JAX is imported when a command runs.
+"""The command line, which only parses. Commands import what needs JAX when they run.
 
-The commands are in training, paper, problems, results, data and flower; what they share is in
-options, terminal (what is printed) and process (how JAX starts, and how the process ends).
+The commands are in training, paper, problems, results, data and flower. They share options,
+terminal (printing) and process (starting JAX, ending the process).
 """
 
 import os
@@ -25,7 +25,7 @@ __all__ = ["ALGORITHMS", "cli", "main", "print_table", "start_jax"]
 def cli():
     """Mixed federated learning: train one model on clients' data and at the server.
 
-    TASK is the name of a task (smile, text, movie) or path.py:problem, a mixfl.Problem of your own.
+    TASK is the name of a task (smile, text, movie) or path.py:problem, your own mixfl.Problem.
     """
 
 
@@ -50,7 +50,7 @@ def main():
     except (click.Abort, KeyboardInterrupt):
         click.echo("stopped", err=True)
         sys.stdout.flush()
-        os._exit(130)  # an evaluation may be under way in its thread: it is not waited for
+        os._exit(130)  # without waiting for an evaluation in its thread
     except MixflError as error:
         click.echo(f"mixfl: {error}", err=True)
         end(error.exit_code, error.everywhere)
@@ -60,7 +60,7 @@ def main():
         click.echo(f"mixfl: {error.filename or 'a file'}: {error.strerror or error}.", err=True)
         end(2, getattr(error, "everywhere", False))
     except Exception as error:
-        # XLA says it by a RuntimeError.
+        # XLA raises a RuntimeError for this.
         full = isinstance(error, RuntimeError) and "Out of memory" in str(error)
         if full or isinstance(error, MemoryError):
             advice = "lower cohort_chunk or central_chunk, or make the model smaller"

@@ -7,7 +7,7 @@ import click
 
 @click.group()
 def data():
-    """Turn data sets into client stores, and look at stores (docs/data.md)."""
+    """Turn data sets into client stores, and inspect stores (docs/data.md)."""
 
 
 @data.command()
@@ -18,7 +18,7 @@ def data():
     required=True,
     type=click.Path(path_type=Path),
     metavar="PATH",
-    help="The data as its authors publish it: a file or a folder.",
+    help="The data set as published: a file or a folder.",
 )
 @click.option(
     "--to",
@@ -28,18 +28,19 @@ def data():
     metavar="PATH",
     help="The store to write; it must not exist.",
 )
-@click.option("--group", metavar="N", help="Join N clients into one; CelebA: 3 if not given.")
+@click.option("--group", metavar="N", help="Join N clients into one (default: 3 for CelebA, or 1).")
 @click.option("--group-examples", metavar="N", help="Join clients until they have N examples.")
-@click.option("--split", metavar="BY", help="client:F, example:F or official: hold out a part.")
+@click.option("--split", metavar="BY", help="Hold out a part: client:F, example:F or official.")
 @click.option("--partition", metavar="P", help="iid:N or dirichlet:A:N, for data without clients.")
 @click.option("--client", metavar="NAME", help="The column that names a row's client.")
 @click.option("--label", metavar="NAME", help="The column for a Dirichlet partition.")
-@click.option("--size", metavar="N", help="Side of the images in pixels.")
-@click.option("--images", metavar="DIR", help="The folder of the images that a CSV file names.")
-@click.option("--length", metavar="N", help="Characters of a sequence.")
-@click.option("--normalize", is_flag=True, default=None, help="Text as TFF's: lower case, tokens.")
-@click.option("--limit", metavar="N", help="Read N rows only.")
-@click.option("--seed", metavar="N", help="Of splits and partitions.")
+@click.option("--size", metavar="N", help="Side length of the images in pixels.")
+@click.option("--images", metavar="DIR", help="The folder with the images that a CSV file lists.")
+@click.option("--length", metavar="N", help="Characters in a sequence.")
+@click.option("--normalize", is_flag=True, default=None,
+              help="Normalize text as TFF does: lower case, tokens.")  # fmt: skip
+@click.option("--limit", metavar="N", help="Read only N records.")
+@click.option("--seed", metavar="N", help="Seed for splits and partitions.")
 def prepare(format, source, target, **given):
     """Turn a data set into a client store.
 
@@ -58,7 +59,7 @@ def prepare(format, source, target, **given):
 @data.command()
 @click.argument("store", type=click.Path(path_type=Path))
 def info(store):
-    """Print a store's clients, examples, sizes and a histogram."""
+    """Print a store's clients, examples, columns, sizes and a histogram."""
     from mixfl.data.prepare import info as describe
 
     for line in describe(store):

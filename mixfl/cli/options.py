@@ -1,4 +1,4 @@
-"""What commands share: their options, and the reading and checking of what is given by them."""
+"""The options that commands share, and the code that reads and checks them."""
 
 from pathlib import Path
 
@@ -19,32 +19,32 @@ PROBLEM = [
     click.option("--data", metavar="DIR", help="Prepared data; without it, synthetic data."),
     click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE", help="Any key."),
 ]
-JSON = click.option("--json", "as_json", is_flag=True, help="For machines.")
+JSON = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 TRAINING = [
     PRESET,
     click.option("--rounds", type=int, metavar="N", help="Rounds of training."),
     click.option("--seed", type=int, metavar="N", help="Seed of the (first) run."),
-    click.option("--out", metavar="DIR", type=click.Path(path_type=Path), help="Folder to write."),
+    click.option("--out", metavar="DIR", type=click.Path(path_type=Path), help="Output folder."),
     click.option("--data", metavar="DIR", help="Prepared data; without it, synthetic data."),
     click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE",
                  help="Any key, e.g. --set client_lr=0.1; may be repeated. See `mixfl keys`."),
-    click.option("--resume", is_flag=True, help="Go on with what --out holds."),
-    click.option("--track", metavar="NAME", help="Log to MLflow too: --track mlflow."),
+    click.option("--resume", is_flag=True, help="Continue what is in --out."),
+    click.option("--track", metavar="NAME", help="Also log to MLflow: --track mlflow."),
     click.option("--distributed", is_flag=True,
-                 help="One of several processes that train together (docs/scaling.md)."),
+                 help="This is one of several processes that train together (docs/scaling.md)."),
 ]  # fmt: skip
 SEVERAL_RUNS = TRAINING[:-1]
 JOBS = click.option("--jobs", type=click.IntRange(min=1), metavar="N",
-                    help="Runs at a time; as many as cores, if not given.")  # fmt: skip
+                    help="Runs at a time; default: the number of cores.")  # fmt: skip
 
 HUNG = click.option("--hung", type=click.FloatRange(min=0), default=1800, show_default=True,
                     metavar="SECONDS",
-                    help="A run without progress for so long is tried once more. 0: wait on."
+                    help="Retry a run once after this long without progress; 0: never."
                     )  # fmt: skip
 
 
 def options(*several, shared=None):
-    """Options of its own, and those that a command shares: with others that train, if not said."""
+    """Gives a command its own options and the `shared` ones (default: those for training)."""
 
     def apply(command):
         for option in reversed([*several, *(TRAINING if shared is None else shared)]):
@@ -55,10 +55,10 @@ def options(*several, shared=None):
 
 
 def names(text: str) -> list[str]:
-    found = [a.strip() for a in text.split(",") if a.strip()]
-    if not found or len(set(found)) < len(found):
+    parts = [a.strip() for a in text.split(",") if a.strip()]
+    if not parts or len(set(parts)) < len(parts):
         raise MixflError(f"{text}: expected different names, separated by commas.")
-    return found
+    return parts
 
 
 def by_hand(rounds, seed, assignments, measure=None) -> dict:
@@ -68,13 +68,13 @@ def by_hand(rounds, seed, assignments, measure=None) -> dict:
     for key, value in (("rounds", rounds), ("seed", seed), ("measure", measure)):
         if value is not None:
             if key in given:
-                raise MixflError(f"{key} is given by --{key} and by --set: leave one out.")
+                raise MixflError(f"{key} is given by both --{key} and --set: leave one out.")
             given[key] = value
     return given
 
 
 def begin(task, assignments, out=None) -> dict:
-    """The keys given, when what can be wrong without JAX is not; JAX is started."""
+    """Checks what can be checked without JAX, starts JAX, and returns the keys given."""
     from mixfl.runs.user_input import parse_assignments
 
     given = parse_assignments(assignments)
@@ -90,7 +90,7 @@ def check_folder(out) -> None:
 
 
 def check_names(task, algorithms, track=None) -> None:
-    """Mistakes that need not wait for JAX."""
+    """Checks names without importing JAX."""
     from mixfl.tasks import check_name
 
     check_name(task)

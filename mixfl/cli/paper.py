@@ -16,7 +16,7 @@ from mixfl.cli.terminal import command_line, print_table
     default="quick",
     show_default=True,
     metavar="quick|full",
-    help="quick: small, minutes; full: the paper's settings and trials.",
+    help="quick: small, in minutes; full: the paper's settings and trials.",
 )
 @click.option(
     "--data",
@@ -28,16 +28,16 @@ from mixfl.cli.terminal import command_line, print_table
     "--out",
     metavar="DIR",
     type=click.Path(path_type=Path),
-    help="Folder for runs and report (runs/reproduce-SCALE).",
+    help="Folder for runs and report; default: runs/reproduce-SCALE.",
 )
-@click.option("--resume", is_flag=True, help="Go on; it does so anyway.")
+@click.option("--resume", is_flag=True, help="Continue, which it does anyway.")
 @click.option("--list", "listing", is_flag=True, help="List tables and figures, with times.")
 @JOBS
 @HUNG
 def reproduce(ids, scale, data, out, listing, resume, jobs, hung):  # fmt: skip
-    """The paper's tables and figures, by their labels (all, if none is given), and its claims.
+    """Reproduce the paper's tables and figures, by their labels (default: all), and its claims.
 
-    Run again, it goes on where it stopped, with --resume or without.
+    If stopped, the same command continues where it left off, with or without --resume.
     """
     check_folder(out)
     start_jax({})
@@ -53,15 +53,15 @@ def reproduce(ids, scale, data, out, listing, resume, jobs, hung):  # fmt: skip
         header = ["ID", "what", "study", f"time, {jobs} at a time"]
         print_table(header, paper.listed(scale, data, jobs))
         every = study.estimate(paper.chosen([], scale, data), jobs)
-        click.echo(f"All of it: about {study.words(every)}.")
+        click.echo(f"All of them: about {study.words(every)}.")
         return
     out = out or Path("runs") / f"reproduce-{scale}"
     paper.remember(out, ids, scale, data)
     time = study.words(study.estimate(wanted, jobs, paper.over(wanted, out)))
-    click.echo(f"What is left takes about {time} on cores like ours, {jobs} runs at a time.")
+    click.echo(f"Time left: about {time} on cores like ours, {jobs} runs at a time.")
     with Crew(jobs, hung) as crew:
         ended = paper.reproduce(wanted, out, crew, board())
-    check_failed(list(ended.values()))  # there is no report without them
+    check_failed(list(ended.values()))  # no report if a run failed
     click.echo("Counting costs, drawing figures and writing the report")
     document = paper.document(wanted, ended, out, command_line())
     save(document, out / "report.html")
@@ -75,9 +75,9 @@ def reproduce(ids, scale, data, out, listing, resume, jobs, hung):  # fmt: skip
 @click.command()
 @options(JSON, shared=PROBLEM)
 def costs(task, preset, data, assignments, as_json):
-    """What a client of TASK computes and sends: by the paper's formulas (movie), and counted.
+    """Print what a client of TASK computes and sends: counted, and by the paper's formulas (movie).
 
-    Without --preset, a task's paper preset.
+    The default preset is `paper`.
     """
     import json
 
@@ -87,13 +87,13 @@ def costs(task, preset, data, assignments, as_json):
     from mixfl.measure import costs as counting
 
     with steps() as report:
-        found = counting.costs(task, preset, data, given, report)
+        counted = counting.costs(task, preset, data, given, report)
     if as_json:
-        click.echo(json.dumps(counting.as_json(found), indent=2))
+        click.echo(json.dumps(counting.as_json(counted), indent=2))
         return
-    for title, header, rows in counting.tables(found):
+    for title, header, rows in counting.tables(counted):
         print_table(header, rows, title=title)
-    for line in counting.notes(found):
+    for line in counting.notes(counted):
         click.echo(line)
 
 
@@ -107,7 +107,7 @@ NUMBER: dict = dict(type=float, metavar="X")
 @click.option("--sigma-c2", required=True, **NUMBER, help="Variance of a central batch gradient.")
 @click.option("--sigma-f2", default=0.0, **NUMBER, help="Variance between the clients' gradients.")
 @click.option("--G2", "G2", default=0.0, **NUMBER, help="G^2, the terms' dissimilarity.")
-@click.option("--B2", "B2", default=1.0, **NUMBER, help="B^2, the same, relative.")
+@click.option("--B2", "B2", default=1.0, **NUMBER, help="B^2, their relative dissimilarity.")
 @click.option("--K", "K", required=True, type=int, metavar="N", help="Local steps, at least 2.")
 @click.option("--S", "S", required=True, type=int, metavar="N", help="Clients per round.")
 @click.option("--D2", "D2", **NUMBER, help="||x0 - x*||^2, for the convex bounds.")
@@ -117,7 +117,7 @@ NUMBER: dict = dict(type=float, metavar="X")
 @click.option("--eta-m", default=1.0, show_default=True, **NUMBER, help="Merge learning rate.")
 @JSON
 def bounds(as_json, **symbols):
-    """The paper's bounds: rounds to an error, largest steps, conditions (docs/theory.md)."""
+    """Print the paper's bounds: rounds to an error, largest steps, conditions (docs/theory.md)."""
     import json
 
     from mixfl.theory import tables as table
@@ -137,9 +137,9 @@ def bounds(as_json, **symbols):
     click.option("--rounds", type=click.IntRange(min=1), default=100, show_default=True,
                  metavar="N"),
     click.option("--simulations", type=click.IntRange(min=1), default=5, show_default=True,
-                 metavar="N", help="With seeds one apart."),
+                 metavar="N", help="Simulations, with consecutive seeds."),
     click.option("--out", metavar="DIR", type=click.Path(path_type=Path),
-                 help="Folder for the curves (runs/dissimilarity-TASK)."),
+                 help="Folder for the curves; default: runs/dissimilarity-TASK."),
     JSON, shared=PROBLEM,
 )  # fmt: skip
 def dissimilarity(task, preset, rounds, simulations, data, assignments, out, as_json):

@@ -1,4 +1,4 @@
-"""Commands about a task or a problem of one's own: check, keys, diagnose."""
+"""Commands about a task or your own problem: check, keys, diagnose."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from mixfl.cli.terminal import print_table
 @click.command()
 @options(shared=PROBLEM)
 def check(task, preset, data, assignments):
-    """Check TASK: are its losses sound, and do the algorithms agree as they must when K = 1?"""
+    """Check TASK: do its losses keep the contract, and do the algorithms agree when K = 1?"""
     given = begin(task, assignments)
     from mixfl.measure.check import check as run_check
 
@@ -32,8 +32,8 @@ def keys(task):
         from mixfl.runs.plan import preset_keys
         from mixfl.tasks import find
 
-        found = find(task)
-        preset = preset_keys(found, None, "")
+        spec = find(task)
+        preset = preset_keys(spec, None, "")
     print_table(
         ["key", "default", "preset cpu", "meaning"] if preset else ["key", "default", "meaning"],
         [
@@ -41,36 +41,36 @@ def keys(task):
             for k, f in KEYS.items()
         ],
     )
-    if task and found.options:
+    if task and spec.options:
         rows = [
-            [k, str(v), str(preset.get(k, "")), found.help.get(k, "")]
-            for k, v in found.options.items()
+            [k, str(v), str(preset.get(k, "")), spec.help.get(k, "")]
+            for k, v in spec.options.items()
         ]
         print_table(["key", "default", "preset cpu", "meaning"], rows, title=f"keys of {task}")
-        click.echo(f"presets: {', '.join(found.presets)} (cpu if none is given)")
+        click.echo(f"presets: {', '.join(spec.presets)} (default: cpu)")
 
 
 @click.command()
 @options(
     click.option("--budget", type=click.FloatRange(min=1), default=120, show_default=True,
-                 metavar="SECONDS", help="About how long it may take."),
+                 metavar="SECONDS", help="About how long to measure."),
     click.option("--target", type=click.FloatRange(0, 1, min_open=True, max_open=True),
                  default=0.1, show_default=True, metavar="PART",
-                 help="The aim: this part of the first error f - f*."),
+                 help="The error to reach, as a part of the first error f - f*."),
     click.option("--split", "column", metavar="COLUMN",
-                 help="Would it pay to divide a population by what its clients have in it?"),
+                 help="Say whether dividing a population by this column would pay."),
     click.option("--out", metavar="DIR", type=click.Path(path_type=Path),
-                 help="Folder for a page with the curves (runs/diagnose-TASK)."),
+                 help="Folder for a page with the curves; default: runs/diagnose-TASK."),
     JSON, shared=PROBLEM,
 )  # fmt: skip
 def diagnose(task, preset, data, assignments, budget, target, column, out, as_json):
-    """Measure TASK, and say which algorithm fits, with which settings, and why."""
+    """Measure TASK and recommend an algorithm and its settings, with reasons."""
     import json
 
     from mixfl.runs.sinks.terminal import steps
 
     given = begin(task, assignments, out)
-    click.echo(f"Measuring {task}: about {budget:.0f} s (--budget), and compilation.", err=True)
+    click.echo(f"Measuring {task}: about {budget:.0f} s (--budget) plus compilation.", err=True)
     from mixfl.report.diagnosis import Verdict
 
     with steps() as report:

@@ -1,4 +1,4 @@
-"""Commands for runs that are made: report, plot, rewind, recommend, sample."""
+"""Commands for existing runs: report, plot, rewind, recommend, sample."""
 
 from pathlib import Path
 
@@ -17,12 +17,12 @@ DIRS = click.argument("folders", nargs=-1, required=True, metavar="DIR...",
     "--out",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="File to write; report.html in the first DIR, Markdown to the terminal.",
+    help="File to write; default: report.html in the first DIR, or the terminal for Markdown.",
 )
 @click.option("--format", type=click.Choice(["html", "md"]),
-              help="By the ending of --out, or html.")  # fmt: skip
+              help="Default: by the ending of --out, otherwise html.")  # fmt: skip
 def report(folders, out, format):
-    """A page with every run below DIR: charts, tables, configurations (docs/report.md)."""
+    """Make a page of every run below DIR: charts, tables, configurations (docs/report.md)."""
     from mixfl.report.from_runs import REPRODUCED, document
     from mixfl.report.save import save
 
@@ -30,14 +30,14 @@ def report(folders, out, format):
         start_jax({})
         from mixfl.studies.reproduce import made as document
     format = format or ("md" if out is not None and out.suffix == ".md" else "html")
-    found = document(folders)
+    content = document(folders)
     if format == "md" and out is None:
         from mixfl.report.markdown import markdown
 
-        click.echo(markdown(found), nl=False)
+        click.echo(markdown(content), nl=False)
         return
     out = out or folders[0] / "report.html"
-    save(found, out, format)
+    save(content, out, format)
     click.echo(f"Report: {out}")
 
 
@@ -55,10 +55,10 @@ def report(folders, out, format):
     "metrics",
     multiple=True,
     metavar="M",
-    help="Such as eval/auc; may be repeated. Without it, the most telling ones.",
+    help="A metric such as eval/auc; may be repeated. Default: the main ones.",
 )
 def plot(folders, out, metrics):
-    """Draw the runs below DIR, all of one task, for a paper."""
+    """Plot the runs below DIR, all of one task, for a paper."""
     from mixfl.report.from_runs import curves
     from mixfl.report.save import save_plot
 
@@ -69,9 +69,9 @@ def plot(folders, out, metrics):
 @click.command()
 @click.argument("run", type=click.Path(path_type=Path))
 def rewind(run):
-    """Put RUN, a run's folder, back to its best checkpoint: it goes on from there.
+    """Put the run folder RUN back to its best checkpoint, to continue from there.
 
-    For a deployment whose model was spoiled. What came after that checkpoint is moved aside.
+    For example, for a deployment whose model was spoiled. Later files are moved aside.
     """
     start_jax({})
     from mixfl.runs.best import rewind as back
@@ -85,7 +85,7 @@ def rewind(run):
     "--history",
     required=True,
     metavar="ID,ID,...",
-    help="Movies seen, oldest first: numbers or, where titles are known, parts of them.",
+    help="Movies seen, oldest first: numbers, or parts of titles if titles are known.",
 )
 @click.option(
     "--top",
@@ -99,15 +99,15 @@ def rewind(run):
     "--movies",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="MovieLens' movies.dat, for titles; without it, the titles of the run's data.",
+    help="MovieLens' movies.dat, for titles; default: the titles in the run's data.",
 )
 def recommend(run, history, top, movies):
-    """Recommend movies with the model of RUN, the folder of a finished movie run."""
+    """Recommend movies with the model in RUN, the run folder of a finished movie run."""
     from mixfl.runs.folder import load
     from mixfl.tasks.movie.recommendation import recommend as best
 
-    found = load(run)
-    seen, recommended = best(found.config, found.params, history, top, movies)
+    loaded = load(run)
+    seen, recommended = best(loaded.config, loaded.params, history, top, movies)
     click.echo("seen: " + "; ".join(f"{m.movie} {m.title}".strip() for m in seen))
     rows = [[m.title, str(m.movie), f"{m.score:.3f}"] for m in recommended]
     if any(m.title for m in recommended):
@@ -125,11 +125,11 @@ def recommend(run, history, top, movies):
     default=0.7,
     show_default=True,
     metavar="T",
-    help="Below 1: the likelier characters; 0: always the likeliest.",
+    help="Lower: likelier characters; 0: always the likeliest.",
 )
-@click.option("--seed", default=0, show_default=True, metavar="N", help="Of the draws.")
+@click.option("--seed", default=0, show_default=True, metavar="N", help="Seed for the draws.")
 def sample(run, prompt, length, temperature, seed):
-    """Let the trained model of RUN, a folder of a run of the text task, write text."""
+    """Write text with the model in RUN, the run folder of a finished text run."""
     start_jax({})
     from mixfl.tasks.text.sample import sample as generate
 

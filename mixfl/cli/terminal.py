@@ -1,4 +1,4 @@
-"""What is printed, and what was typed."""
+"""Printing tables, and the command line as it was typed."""
 
 import sys
 

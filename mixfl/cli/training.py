@@ -16,14 +16,14 @@ from mixfl.errors import MixflError
 @options(
     click.option("--algorithm", metavar="ID", help=f"One of {ALL}."),
     click.option("--config", type=click.Path(path_type=Path), metavar="FILE",
-                 help="A config.toml, as a run's folder holds it: repeats that run."),
+                 help="Repeat the run with this config.toml, from its run folder."),
     click.option("--measure", metavar="WHAT",
                  help="dissimilarity: G~^2 and B~^2 with each evaluation (theory/g2, theory/b2)."),
     click.option("--restart", is_flag=True,
-                 help="Begin anew in --out; what it holds of the run is moved aside."),
+                 help="Start over in --out; the earlier run is moved aside."),
     click.option("--from-best", is_flag=True,
-                 help="Go on from the best checkpoint; what came after it is moved aside."),
-    click.option("--changed-data", is_flag=True, help="Go on, though the data has changed."),
+                 help="Continue from the best checkpoint; later files are moved aside."),
+    click.option("--changed-data", is_flag=True, help="Continue although the data has changed."),
 )  # fmt: skip
 def run(
     task, algorithm, config, measure, preset, rounds, seed, out, data, assignments, resume, track,
@@ -59,11 +59,11 @@ def run(
         return
     if result.metrics:
         click.echo(f"round {result.metrics[-1]['round']}: {summary(result.metrics[-1])}")
-    click.echo(f"The run is in {out} (model.safetensors, metrics.jsonl, config.toml).")
+    click.echo(f"Run folder: {out} (model.safetensors, metrics.jsonl, config.toml)")
 
 
 def reported(out: Path) -> Path:
-    """The page of the runs in a folder."""
+    """Writes the page of the runs in a folder."""
     from mixfl.report.from_runs import document
     from mixfl.report.save import save
 
@@ -77,14 +77,14 @@ def reported(out: Path) -> Path:
     click.option("--algorithms", default="fedavg,pt,1wgt,2wgt,oracle", show_default=True,
                  metavar="A,B,...", help="Algorithms to compare."),
     click.option("--trials", type=click.IntRange(min=1), default=1, show_default=True,
-                 metavar="N", help="Trials of each, with seeds one apart."),
+                 metavar="N", help="Trials of each, with consecutive seeds."),
     JOBS, HUNG,
 )  # fmt: skip
 def compare(
     task, algorithms, trials, jobs, hung, preset, rounds, seed, out, data, assignments, resume,
     track, distributed,
 ):  # fmt: skip
-    """Train TASK with several algorithms on the same cohorts and seeds."""
+    """Train TASK with several algorithms, with the same seeds and cohorts."""
     given = by_hand(rounds, seed, assignments)
     ids = names(algorithms)
     check_names(task, ids, track)
@@ -135,26 +135,26 @@ def compare(
 @click.argument("task")
 @options(
     click.option("--algorithm", "algorithms", required=True, metavar="ID[,ID]",
-                 help="Algorithm, or several."),
+                 help="One algorithm or several."),
     click.option("--over", multiple=True, metavar="KEY=V1,V2,...",
-                 help="Values to try; given several times, all combinations."),
+                 help="Values to try; repeat it to try all combinations."),
     click.option("--trials", type=click.IntRange(min=1), default=5, show_default=True,
-                 metavar="N", help="Trials of each setting, with seeds one apart."),
+                 metavar="N", help="Trials of each setting, with consecutive seeds."),
     click.option("--by", metavar="METRIC",
-                 help="What to choose by, on validation data (auc, accuracy, recall@10 or loss)."),
+                 help="Choose by this metric on validation data (auc, accuracy, recall@10, loss)."),
     JOBS, HUNG, shared=SEVERAL_RUNS,
 )  # fmt: skip
 def sweep(
     task, algorithms, over, trials, by, jobs, hung, preset, rounds, seed, out, data, assignments,
     resume, track,
 ):  # fmt: skip
-    """Try settings of TASK: chosen on validation data, reported on test data."""
+    """Try several settings of TASK: choose on validation data, report on test data."""
     from mixfl.runs.user_input import parse_over
 
     given, ids, over = by_hand(rounds, seed, assignments), names(algorithms), parse_over(over)
     twice = [k for k in over if k in given]
     if twice:
-        raise MixflError(f"{twice[0]} is given by --over and by --set: leave one out.")
+        raise MixflError(f"{twice[0]} is given by both --over and --set: leave one out.")
     check_names(task, ids, track)
     from mixfl.studies.trials import Crew, check_failed
 
@@ -181,12 +181,12 @@ def sweep(
             data=plans[0].data, track=track,
         )  # fmt: skip
         ended = crew.make(several, out, board(), resume)
-    found = sweeping.settings(ended, over)
-    choice = sweeping.choose(found, by)
-    sweeping.save(found, choice, out)
-    header, rows = sweeping.table(found, choice)
+    results = sweeping.settings(ended, over)
+    choice = sweeping.choose(results, by)
+    sweeping.save(results, choice, out)
+    header, rows = sweeping.table(results, choice)
     print_table(header, rows, title=f"{plans[0].problem.name}: {trials} trials of each setting")
-    for line in sweeping.verdict(found, choice):
+    for line in sweeping.verdict(results, choice):
         click.echo(line)
     click.echo(
         f"Runs: {out}/<algorithm>/<setting>/   Figures: {out / sweeping.RESULTS}   "

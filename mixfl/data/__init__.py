@@ -1,4 +1,4 @@
-"""Data: examples grouped by client, in memory or in a memory-mapped store; synthetic data."""
+"""Examples grouped by client, in memory or in a memory-mapped store; preparing and making data."""
 
 from mixfl.data.examples import ClientData, Examples
 

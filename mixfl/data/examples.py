@@ -1,10 +1,9 @@
 """Examples in columns, and examples grouped by client.
 
-`Examples` is a dict of columns of equal length; a row of all of them is one example. A column
-is a few NumPy arrays behind each other (views of memory-mapped record batches, or one array
-in memory). `ClientData` adds where each client's rows begin and end. Both may look at the
-columns through an index of rows, so that a subset needs no copy. Reading touches only the
-rows asked for.
+`Examples` is a dict of columns of equal length; one row across all of them is one example. A column
+is a sequence of NumPy arrays (views of memory-mapped record batches, or one array in memory).
+`ClientData` adds where each client's rows begin and end. Both may have an index of rows, so that a
+subset needs no copy. Reading touches only the requested rows.
 """
 
 import math
@@ -36,7 +35,7 @@ class Column:
         if len(self.parts) == 1:
             return np.take(self.parts[0], rows, axis=0, out=out, mode="clip")
         where = np.searchsorted(self.starts, rows, side="right") - 1
-        order = np.argsort(where, kind="stable")  # the rows of a part together
+        order = np.argsort(where, kind="stable")  # groups the rows by part
         ends = np.searchsorted(where[order], np.arange(len(self.parts) + 1))
         for i in np.flatnonzero(np.diff(ends)):
             at = order[ends[i] : ends[i + 1]]
@@ -45,8 +44,8 @@ class Column:
 
 
 def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """An empty array that XLA can use in place: of others it makes a copy (7 % of a smile round's
-    time)."""
+    """An empty array that XLA can use in place. It copies arrays that are not aligned, which took
+    7 % of a smile round's time."""
     size = math.prod(shape) * dtype.itemsize
     room = np.empty(size + ALIGNMENT, np.uint8)
     start = -room.ctypes.data % ALIGNMENT
@@ -55,7 +54,7 @@ def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """Rows of named columns."""
+    """Named columns of equal length, or a subset of their rows."""
 
     columns: dict[str, Column]
     rows: np.ndarray | None = None  # a subset, as an index into the columns
@@ -89,16 +88,17 @@ class Examples:
 
 @dataclass(frozen=True, eq=False)
 class ClientData:
-    """Examples in order of client: client i has the rows offsets[i] .. offsets[i + 1]."""
+    """Examples grouped by client: client i has the rows offsets[i] to offsets[i + 1] - 1."""
 
     examples: Examples
     offsets: np.ndarray  # [clients + 1]
     ids: Any  # [clients], names for messages and splits
-    dropped: int = 0  # clients left out because they had no usable example
+    dropped: int = 0  # clients left out because they have no usable example
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray], client) -> "ClientData":
-        """From columns and a column that names each row's client (numbers or strings)."""
+        """Makes client data from columns and a column with each row's client (numbers or
+        strings)."""
         columns = checked(arrays)
         client = np.asarray(client)
         n = len(next(iter(columns.values())))
@@ -124,7 +124,8 @@ class ClientData:
 
     @classmethod
     def from_clients(cls, clients: Mapping[str, Mapping[str, np.ndarray]]) -> "ClientData":
-        """From one dict of columns per client. Clients without examples are dropped, counted."""
+        """Makes client data from one dict of columns per client. Clients without examples are
+        dropped and counted."""
         kept = {}
         for c, columns in clients.items():
             try:
@@ -138,10 +139,10 @@ class ClientData:
         first = next(iter(kept.values()))
         expected = {k: a.shape[1:] for k, a in first.items()}
         for c, arrays in kept.items():
-            found = {k: a.shape[1:] for k, a in arrays.items()}
-            if found != expected:
+            shapes = {k: a.shape[1:] for k, a in arrays.items()}
+            if shapes != expected:
                 raise MixflError(
-                    f"client {c!r} has columns with the shapes {found}, expected {expected}."
+                    f"client {c!r} has columns with the shapes {shapes}, expected {expected}."
                 )
         joined = {k: np.concatenate([a[k] for a in kept.values()]) for k in first}
         offsets = np.cumsum([0] + [len(next(iter(a.values()))) for a in kept.values()])
@@ -149,7 +150,7 @@ class ClientData:
 
     @classmethod
     def open(cls, path: str | Path) -> "ClientData":
-        """A store written by `write` or by `mixfl data prepare`, memory-mapped."""
+        """Opens a store written by `write` or `mixfl data prepare`. It is memory-mapped."""
         from mixfl.data.store import open_store
 
         return open_store(Path(path))
@@ -179,7 +180,7 @@ class ClientData:
         return ClientData(subset, offsets, self.ids, self.dropped)
 
     def select(self, clients: np.ndarray) -> "ClientData":
-        """The given clients (by position) only."""
+        """Only the given clients (by position)."""
         clients = np.asarray(clients, np.int64)
         rows = np.concatenate([clients[:0], *(self.rows(i) for i in clients)])
         offsets = np.cumsum([0, *self.sizes()[clients]])
@@ -187,18 +188,19 @@ class ClientData:
         return ClientData(self.examples.subset(rows), offsets, ids, self.dropped)
 
     def usable(self) -> "ClientData":
-        """Without the clients that have no example; they are counted in `dropped`."""
+        """The clients that have examples. The others are counted in `dropped`."""
         full = np.flatnonzero(self.sizes() > 0)
         if len(full) == len(self):
             return self
-        # An empty client takes no rows, so the examples stay as they are.
+        # An empty client has no rows, so the examples stay the same.
         offsets = np.append(self.offsets[full], self.offsets[-1])
         ids = [self.ids[i] for i in full]
         return ClientData(self.examples, offsets, ids, self.dropped + len(self) - len(full))
 
 
 def checked(arrays: Mapping[str, np.ndarray], empty: bool = False) -> dict[str, np.ndarray]:
-    """Columns as 32-bit (or smaller) NumPy arrays of one length without NaN, or an error."""
+    """Columns as NumPy arrays of equal length, at most 32-bit and finite. Raises an error for
+    anything else."""
     if not isinstance(arrays, Mapping) or not arrays:
         raise MixflError(
             f"expected a dict of columns such as {{'x': x, 'y': y}}, got {type(arrays).__name__}."
@@ -220,7 +222,7 @@ def _checked_column(name: str, a: np.ndarray) -> np.ndarray:
         )
     if a.dtype.kind == "f":
         if a.dtype.itemsize > 4:
-            with np.errstate(over="ignore"):  # what is too large becomes infinite, and is found
+            with np.errstate(over="ignore"):  # too large numbers become infinite; caught below
                 a = a.astype(np.float32)
         for start in range(0, len(a), 1 << 16):  # in pieces: the data may be large
             bad = ~np.isfinite(a[start : start + (1 << 16)])
@@ -232,6 +234,8 @@ def _checked_column(name: str, a: np.ndarray) -> np.ndarray:
                 )
     elif a.dtype.itemsize == 8:
         if a.size and (a.max() >= 2**31 or a.min() < -(2**31)):
-            raise MixflError(f"column '{name}' has whole numbers beyond 32 bits: number them anew.")
+            raise MixflError(
+                f"column '{name}' has whole numbers that need more than 32 bits: renumber them."
+            )
         return a.astype(np.int32)
     return a.astype(a.dtype.newbyteorder("="), copy=False)

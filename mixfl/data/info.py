@@ -14,7 +14,7 @@ BARS, WIDTH = 12, 40
 
 
 def info(store: Path) -> list[str]:
-    """Lines of text; for a folder of stores (a split, the text task's two), those of each."""
+    """Lines that describe a store, or each store in a folder (a split, or the text task's two)."""
     store = Path(store)
     inner = sorted(p.parent for n in (1, 2) for p in store.glob("*/" * n + "clients.arrow"))
     if inner and not (store / "clients.arrow").exists():
@@ -44,12 +44,12 @@ def info(store: Path) -> list[str]:
 
 
 def printed(name: object) -> str:
-    """Without what would steer a terminal, and not too long."""
+    """The name, shortened and without characters that could control a terminal."""
     return "".join(c if c.isprintable() else "\ufffd" for c in str(name)[:80])
 
 
 def histogram(sizes: np.ndarray) -> list[str]:
-    """Clients by their number of examples; the bins are as wide, or grow where sizes spread."""
+    """Clients by their number of examples. Bins have equal width, or grow if sizes vary widely."""
     low, high = int(sizes.min()), int(sizes.max())
     if high - low < BARS:
         edges = np.arange(low, high + 2)
@@ -70,8 +70,8 @@ def histogram(sizes: np.ndarray) -> list[str]:
 
 
 def names(store: Path) -> list[str]:
-    """The names of the classes and the titles of the movies, where the format has them."""
-    found = []
+    """The names of classes and the titles of movies, if the store has them."""
+    lines = []
     for key, most in (("labels", 20), ("titles", 3)):
         try:
             value = json.loads(read_small(store / f"{key}.json"))
@@ -81,5 +81,5 @@ def names(store: Path) -> list[str]:
         shown = ", ".join(
             f"{printed(i)} = {printed(name)}" for i, name in itertools.islice(pairs, most)
         )
-        found.append(f"  {key}     {shown}{', ...' if len(value) > most else ''}")
-    return found
+        lines.append(f"  {key}     {shown}{', ...' if len(value) > most else ''}")
+    return lines

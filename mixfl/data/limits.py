@@ -1,6 +1,6 @@
-"""How much one file may make a reader do: the file may be a stranger's.
+"""Limits on what one file may cost its reader, because the file may be malicious.
 
-The limits are far beyond what data sets have. An error says which one was passed.
+The limits are far above what data sets have. An error says which limit was exceeded.
 """
 
 from pathlib import Path
@@ -10,21 +10,21 @@ from mixfl.errors import MixflError
 
 LONGEST = 32 << 20  # bytes of a line, characters of a JSON value
 SHORT_LINE = 1 << 16  # bytes of a line with a few fields
-COMMAS = 1 << 22  # in a JSON value: each may be a number of 32 bytes in memory, or more
+COMMAS = 1 << 22  # in a JSON value: each may mean a number of 32 bytes or more in memory
 LISTS = 1 << 20  # lists and objects in a JSON value: up to 200 bytes each
-DEPTH = 64  # of lists and objects in each other; NumPy's arrays have as many axes
+DEPTH = 64  # of nested lists and objects; NumPy's arrays have at most as many axes
 COLUMNS = 1 << 20  # of a CSV file
-GROWTH = 200  # times its size that a compressed file may unpack to, beyond the first LONGEST
+GROWTH = 200  # a compressed file may unpack to this many times its size, beyond LONGEST bytes
 PIXELS = 1 << 26  # of an image
 EXAMPLE = 4 << 20  # bytes of a value in an SQLite file
-FOOTER = 16 << 20  # bytes of a text in a Parquet file's description
-ROWS = 512 << 20  # bytes of the 1024 rows of a Parquet file that are read together
-SMALL = 16 << 20  # bytes of a JSON file that lies beside data or in a run's folder
-TOML = 64 << 10  # bytes: the standard library's reader takes seconds for some files of this size
+FOOTER = 16 << 20  # bytes of a text in a Parquet file's metadata
+ROWS = 512 << 20  # bytes of the 1024 rows of a Parquet file that are read at a time
+SMALL = 16 << 20  # bytes of a JSON file in a store or a run folder
+TOML = 64 << 10  # bytes: the standard library's parser takes seconds for some files of this size
 
 
 def grows_too_much(unpacked: int, packed: int) -> str:
-    """What is wrong with a compressed file, if anything is."""
+    """What is wrong with a compressed file; empty if nothing is."""
     if unpacked <= max(LONGEST, GROWTH * packed):
         return ""
     return (
@@ -34,7 +34,7 @@ def grows_too_much(unpacked: int, packed: int) -> str:
 
 
 def too_much_json(text: str, start: int = 0) -> str:
-    """What is too much in the JSON value that begins at `start`, if anything is."""
+    """What is too large in the JSON value that begins at `start`; empty if nothing is."""
     if len(text) - start > LONGEST:
         return f"a value has more than {LONGEST:,} characters"
     if text.count(",", start) > COMMAS:
@@ -60,9 +60,9 @@ def too_deep(value: Any) -> bool:
 
 
 def read_small(path: Path, most: int = SMALL) -> str:
-    """The text of a file that has to be small."""
+    """The text of a file that must be small."""
     with path.open("rb") as file:
         data = file.read(most + 1)
     if len(data) > most:
-        raise MixflError(f"{path} is larger than {most:,} bytes: it is not a file of mixfl's.")
+        raise MixflError(f"{path} is larger than {most:,} bytes: mixfl did not write this file.")
     return data.decode("utf-8")

@@ -1,7 +1,8 @@
-"""`mixfl data prepare`: from an official format to client stores.
+"""`mixfl data prepare`: turns a data set in an official format into client stores.
 
-Records are read into a spill, brought together by client, turned into columns a client at a
-time, joined into composite clients, and written. Memory does not grow with the input.
+Records are read into a temporary database (spill.py) and grouped by client. Then, one client at a
+time, they are turned into columns, joined into composite clients, and written. Memory does not grow
+with the input.
 """
 
 import contextlib
@@ -51,14 +52,14 @@ class Size(NamedTuple):
 @dataclass
 class Prepared:
     stores: dict[Path, Size]
-    skipped: Counter[str]  # why, and how often
+    skipped: Counter[str]  # reason: how often
     notes: list[str] = field(default_factory=list)
 
     def lines(self) -> list[str]:
         """What the command prints."""
-        made = [f"{p}: {s.clients:,} clients, {s.examples:,} examples" for p, s in
-                self.stores.items()]  # fmt: skip
-        return made + [f"skipped: {n:,} {why}" for why, n in self.skipped.items()] + self.notes
+        stores = [f"{p}: {s.clients:,} clients, {s.examples:,} examples" for p, s in
+                  self.stores.items()]  # fmt: skip
+        return stores + [f"skipped: {n:,} {why}" for why, n in self.skipped.items()] + self.notes
 
 
 def prepare(
@@ -69,7 +70,7 @@ def prepare(
     options: Mapping[str, Any] | None = None,
     report: Callable[[int, int, str], None] | None = None,
 ) -> Prepared:
-    """Write a store at `target`, or with a split one store per part below it."""
+    """Writes a store to `target`; with a split, one store per part in that folder."""
     if format not in FORMATS:
         raise unknown("format", format, FORMATS)
     module, kind = FORMATS[format].split(":")
@@ -79,15 +80,16 @@ def prepare(
     if not source.exists():
         raise MixflError(f"{source} does not exist: give the file or folder with the data.")
     if target.exists():
-        raise MixflError(f"{target} exists already: choose another place or remove it.")
+        raise MixflError(f"{target} already exists: choose another path, or remove it.")
     try:
         reader = chosen(source, given, Meter(report))
         _check(format, reader, given)
         with Spill() as spill:
             spill.fill(_records(reader, given))
             if not spill.records:
-                found = ", ".join(f"{n:,} {why}" for why, n in reader.skipped.items())
-                raise MixflError(f"{source} has no usable rows{found and f' (skipped: {found})'}.")
+                skipped = ", ".join(f"{n:,} {why}" for why, n in reader.skipped.items())
+                why = f" (skipped: {skipped})" if skipped else ""
+                raise MixflError(f"{source} has no usable rows{why}.")
             spill.index()
             return _write(reader, given, spill, target)
     except sqlite3.Error as error:
@@ -106,11 +108,14 @@ def _check(format: str, reader: Format, given: Options) -> None:
             f"format '{format}' has no official split: use client:FRACTION or example:FRACTION."
         )
     if official and given.partition:
-        raise MixflError("a partition deals all rows anew: split it by client or by example.")
+        raise MixflError(
+            "the option partition assigns rows to new clients, so the official split does not "
+            "apply: split by client or by example."
+        )
     if not reader.natural and given.partition is None:
         raise MixflError(
-            f"{reader.source} does not say whose an example is: deal the examples to clients "
-            "with the option partition, such as iid:100 or dirichlet:0.3:100."
+            f"{reader.source} does not say which client an example belongs to: assign examples to "
+            "clients with the option partition, such as iid:100 or dirichlet:0.3:100."
         )
 
 
@@ -124,14 +129,15 @@ def _records(reader: Format, given: Options) -> Iterator[Record]:
 
 
 def _write(reader: Format, given: Options, spill: Spill, target: Path) -> Prepared:
-    """The stores of a split appear together: beside the target first, renamed when complete."""
+    """Writes the stores. Those of a split appear together: they are written next to the target and
+    renamed when complete."""
     split, sources = given.split, [""]
     if split is not None and split.by == "official":
         sources = [part for part in reader.parts if sum(spill.count(part, 1))]
     partial = target.with_name(target.name + ".partial")
     names = sources if split is None or split.by == "official" else ["train", "test"]
     paths = {name: partial / name if split else target for name in names}
-    shutil.rmtree(partial, ignore_errors=True)  # of a preparation that was killed
+    shutil.rmtree(partial, ignore_errors=True)  # left by a preparation that was killed
     try:
         with contextlib.ExitStack() as stack:
             stores = {n: stack.enter_context(StoreWriter(path)) for n, path in paths.items()}
@@ -143,24 +149,22 @@ def _write(reader: Format, given: Options, spill: Spill, target: Path) -> Prepar
                         raise MixflError(f"{reader.source}, client {client}: {error}") from None
             for name, store in stores.items():
                 if not store.ids:
-                    where = f" for '{name}': choose another fraction, or smaller groups" * bool(
-                        name
-                    )
-                    raise MixflError(f"{reader.source}: there is no example{where}.")
-                for file, value in reader.beside.items():
+                    where = f" for '{name}': choose another fraction, or smaller groups"
+                    raise MixflError(f"{reader.source}: no examples{where if name else ''}.")
+                for file, value in reader.extra_files.items():
                     text = json.dumps(value, ensure_ascii=False)
                     (store.partial / file).write_text(text, encoding="utf-8")
         if split:
             partial.rename(target)
     finally:
         if split:
-            shutil.rmtree(partial, ignore_errors=True)  # unless it is complete and renamed
-    made = {target / n: Size(len(store.ids), store.ends[-1]) for n, store in stores.items()}
-    return Prepared(made, reader.skipped, reader.notes)
+            shutil.rmtree(partial, ignore_errors=True)  # nothing is left here if it was renamed
+    sizes = {target / n: Size(len(store.ids), store.ends[-1]) for n, store in stores.items()}
+    return Prepared(sizes, reader.skipped, reader.notes)
 
 
 def _pieces(reader: Format, given: Options, spill: Spill, part: str) -> Iterator[tuple]:
-    """Store, client and columns."""
+    """Yields the name of a store, a client and its columns."""
     enough, fewer = spill.count(part, reader.minimum)
     if fewer:
         reader.skipped[f"clients with fewer than {reader.minimum} records"] += fewer
@@ -181,7 +185,7 @@ def _pieces(reader: Format, given: Options, spill: Spill, part: str) -> Iterator
 
 
 def _groups(reader: Format, given: Options, spill: Spill, part: str, clients: int) -> list[int]:
-    """The sizes of the composite clients; examples are counted only where it matters."""
+    """The sizes of the composite clients. Examples are counted only if they matter."""
     sites = spill.sites(part, reader.minimum)
     if given.group_examples == 1:
         return group_sizes(((site, 1) for site in sites), given.group)
@@ -196,7 +200,7 @@ def _groups(reader: Format, given: Options, spill: Spill, part: str, clients: in
 
 
 def _composite(reader: Format, clients: Iterator[tuple], groups: list[int]) -> Iterator[tuple]:
-    """Number, name and columns of each group of clients, without those that have no rows."""
+    """Yields number, name and columns of each group of clients, except groups without rows."""
     for i, size in enumerate(groups):
         members = list(itertools.islice(clients, size))
         built = [reader.build(payloads) for _, payloads in members]

@@ -1,4 +1,4 @@
-"""Composite clients, and which clients or examples are for testing."""
+"""Chooses which clients are joined, and which clients or examples are held out for testing."""
 
 import itertools
 from collections.abc import Iterable
@@ -9,11 +9,11 @@ from mixfl.errors import MixflError
 
 
 def group_sizes(clients: Iterable[tuple[str, int]], size: int, examples: int = 1) -> list[int]:
-    """How many clients, given as (site, examples), make up each composite one.
+    """The number of clients, given as (site, examples), in each composite client.
 
-    A group ends as soon as it has `size` clients and so many examples, and at the end of a site.
-    What is left there joins the site's last group if it is less than half of one, or has too
-    few examples.
+    A group is complete when it has `size` clients and at least `examples` examples, and it never
+    spans two sites. Clients left over at the end of a site join its last group if they are fewer
+    than half of `size` or have too few examples.
     """
     groups: list[int] = []
     for _, members in itertools.groupby(clients, key=lambda client: client[0]):
@@ -31,11 +31,11 @@ def group_sizes(clients: Iterable[tuple[str, int]], size: int, examples: int = 1
 
 
 def held_out_clients(clients: int, fraction: float, seed: int) -> np.ndarray:
-    """[clients], True for testing: the fraction, rounded, but at least one of each."""
+    """[clients], True for testing: the fraction, rounded, with at least one client on each side."""
     if clients < 2:
         raise MixflError(
-            f"the data has {clients} client, a split by client needs two: split by example, or "
-            "use smaller groups."
+            f"a split by client needs at least two clients, and the data has {clients}: split by "
+            "example, or use smaller groups."
         )
     chosen = np.zeros(clients, bool)
     k = min(max(round(clients * fraction), 1), clients - 1)
@@ -44,9 +44,9 @@ def held_out_clients(clients: int, fraction: float, seed: int) -> np.ndarray:
 
 
 class HeldOutRows:
-    """Which rows of a client are for testing: the last ones (in time) or any.
+    """Chooses a client's rows for testing: its last ones (`in_time`) or random ones.
 
-    What rounding takes from one client, the next one gives; one row is always for training.
+    Rounding errors are carried over to the next client. At least one row is for training.
     """
 
     def __init__(self, fraction: float, seed: int, in_time: bool):

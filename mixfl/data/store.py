@@ -1,4 +1,4 @@
-"""The client store: a folder that is memory-mapped, so that opening it costs nothing.
+"""The client store: a memory-mapped folder, so opening it is cheap.
 
     data.arrow      Arrow IPC file, a column per field, rows grouped by client
     clients.arrow   Arrow IPC file, `id` and `end` (the row after the client's last)
@@ -22,11 +22,11 @@ BATCH_BYTES = 32 << 20
 
 
 class StoreWriter:
-    """Writes clients one after the other; memory stays at one batch of rows."""
+    """Writes clients one after another. It holds at most one batch of rows in memory."""
 
     def __init__(self, path: Path):
         if path.exists():
-            raise MixflError(f"{path} exists already: choose another place or remove it.")
+            raise MixflError(f"{path} already exists: choose another path, or remove it.")
         self.path, self.partial = path, path.with_name(path.name + ".partial")
         self.data = self.schema = None
         self.kinds: dict[str, str] = {}
@@ -48,7 +48,7 @@ class StoreWriter:
             self.data = pa.ipc.new_file(str(self.partial / "data.arrow"), self.schema)
         if kinds != self.kinds:
             raise MixflError(
-                f"client {client!r} has the columns {kinds}, but those before it {self.kinds}."
+                f"client {client!r} has the columns {kinds}, but earlier clients have {self.kinds}."
             )
         n = len(next(iter(arrays.values())))
         self.ids.append(str(client))
@@ -85,7 +85,7 @@ class StoreWriter:
             if self.data is not None:
                 with contextlib.suppress(OSError):
                     self.data.close()
-            shutil.rmtree(self.partial, ignore_errors=True)  # unless it is complete and renamed
+            shutil.rmtree(self.partial, ignore_errors=True)  # gone already if it was renamed
 
     def _complete(self):
         if not self.ids:
@@ -102,7 +102,7 @@ class StoreWriter:
 
 
 def _stored(a: np.ndarray) -> np.ndarray:
-    """Arrow packs booleans into bits, which could not be read in place."""
+    """Booleans as bytes: Arrow would pack them into bits, which can't be read in place."""
     return a.view(np.uint8) if a.dtype == bool else a
 
 
@@ -127,7 +127,7 @@ def open_store(path: Path) -> ClientData:
         clients.validate(full=True)
         columns = {f.name: Column([_view(p, f) for p in parts]) for f in data.schema}
         if clients["end"].type != pa.int64() or clients["id"].type != pa.string():
-            raise ValueError("clients.arrow has columns of other types")
+            raise ValueError("clients.arrow has columns of the wrong type")
         if clients["end"].null_count or clients["id"].null_count:
             raise ValueError("clients.arrow has missing values")
         offsets = np.concatenate([[0], clients["end"].to_numpy()])
@@ -143,18 +143,18 @@ def open_store(path: Path) -> ClientData:
 
 
 def _view(batch: pa.RecordBatch, f: pa.Field) -> np.ndarray:
-    """The column as it lies in the memory map."""
+    """The column as a view of the memory map."""
     array = batch.column(f.name)
     array.validate()
     flat = array.flatten() if pa.types.is_fixed_size_list(array.type) else array
     shape, dtype = json.loads(f.metadata[b"shape"]), np.dtype(f.metadata[b"dtype"].decode())
     if dtype.kind not in "biuf":
-        raise ValueError(f"column {f.name} says that it has values of the type {dtype}")
+        raise ValueError(f"column {f.name} claims the type {dtype}, which is not a number")
     return flat.to_numpy(zero_copy_only=True).view(dtype).reshape(batch.num_rows, *shape)
 
 
 class Ids:
-    """Client names, left in the memory map until one is asked for."""
+    """Client names, read from the memory map one at a time."""
 
     def __init__(self, names: pa.ChunkedArray):
         self.names = names

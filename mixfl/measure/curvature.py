@@ -1,7 +1,7 @@
-"""How the terms' losses bend: Hessian-vector products on a fixed sample of the data.
+"""The curvature of the terms' losses: Hessian-vector products on a fixed sample of the data.
 
-Products are formed backwards over backwards, as losses may have derivatives of their own that
-can't be followed forwards. Vectors are flat.
+Products use reverse-mode differentiation twice, because losses may have custom derivatives without
+a forward mode. Vectors are flat.
 """
 
 import copy
@@ -17,7 +17,7 @@ from mixfl.algorithms.steps import central_batches
 from mixfl.engine import Simulator
 from mixfl.problem import Params, Problem
 
-EXAMPLES, CHUNK = 1024, 128  # of a term in a sample, about; in one product
+EXAMPLES, CHUNK = 1024, 128  # examples of a term in a sample (about), and in one product
 ITERATIONS = 20
 
 
@@ -27,8 +27,8 @@ class Sample(NamedTuple):
 
 
 def sample(batches: Batches) -> Sample:
-    """Of batches [clients, steps, n, ...]: the mean over clients of the means over their
-    examples; of so many steps that there are enough examples."""
+    """A sample from batches [clients, steps, n, ...], with enough steps for EXAMPLES examples. Its
+    weights give the mean over clients of the means over their examples."""
     if batches.data is None:
         return Sample(None, np.ones((1, 1), np.float32))
     clients, steps, n = batches.mask.shape
@@ -51,7 +51,7 @@ def sample(batches: Batches) -> Sample:
 
 
 class Curvature:
-    """The terms of a problem on a sample: the batches that `simulator` reads in a round."""
+    """The terms of a problem on a sample: the batches that `simulator` reads for a round."""
 
     def __init__(self, problem: Problem, simulator: Simulator, round: int):
         self.problem, self.simulator = problem, simulator
@@ -62,7 +62,7 @@ class Curvature:
         self.samples = self._read(round)
 
     def of_round(self, round: int) -> "Curvature":
-        """The same on the sample of another round, without compiling again."""
+        """The same on another round's sample, without compiling again."""
         other = copy.copy(self)
         other.samples = self._read(round)
         return other
@@ -76,7 +76,7 @@ class Curvature:
             )
             for j in range(len(problem.populations))
         ]
-        # Of a central term, all batches are those of one client: [1, steps, chunks x chunk, ...]
+        # A central term's batches, as those of one client: [1, steps, chunks x chunk, ...]
         server = [
             Batches(
                 jax.tree.map(lambda a: a.reshape(1, len(a), -1, *a.shape[3:]), b.data),
@@ -105,7 +105,7 @@ class Curvature:
         ])  # fmt: skip
 
     def _products_of(self, x, v, samples, terms):
-        """[terms, parameters]: gradients where v is None, otherwise H_j v."""
+        """[terms, parameters]: gradients if v is None, otherwise H_j v."""
 
         def of(term, data, weights):
             grad = jax.grad(lambda x: self._loss_of(term, x, data, weights))
@@ -146,8 +146,8 @@ class Curvature:
 
 
 def lanczos(product, start, iterations: int = ITERATIONS) -> float:
-    """The largest |eigenvalue| of a symmetric matrix. The extreme ones of the tridiagonal matrix
-    come first; that the vectors lose their right angles only doubles some."""
+    """The largest |eigenvalue| of a symmetric matrix. Extreme eigenvalues converge first. Loss of
+    orthogonality only duplicates some of them, so it is harmless here."""
     iterations = min(iterations, start.size)
     q, before, beta = start / jnp.linalg.norm(start), jnp.zeros_like(start), 0.0
     alphas: list[float] = []

@@ -15,11 +15,11 @@ def norm2(tree: Any) -> Any:
 
 
 def dissimilarity(gradients: Sequence[Any], weights: Sequence[float]) -> tuple[Any, Any]:
-    """G~^2 and B~^2 of the terms' gradients g_j, each with its weight w_j in it.
+    """G~^2 and B~^2 of the terms' gradients g_j, each including its weight w_j.
 
-    G~^2 = sum_j ||g_j||^2 / w_j - ||sum_j g_j||^2 and B~^2 is the first sum divided by the second:
-    with weights scaled to add up to 1, as here, G~^2 >= 0 and B~^2 >= 1. A term of weight 0 takes
-    no part.
+    G~^2 = sum_j ||g_j||^2 / w_j - ||sum_j g_j||^2, and B~^2 is the first of these divided by the
+    second. The weights are scaled to add up to 1, so G~^2 >= 0 and B~^2 >= 1. A term of weight 0
+    does not count.
     """
     parts = [(g, float(w)) for g, w in zip(gradients, weights, strict=True) if w > 0]
     total = sum(w for _, w in parts)

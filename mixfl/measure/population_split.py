@@ -1,5 +1,5 @@
-"""Would it pay to divide a population in two? The paper's conclusion remarks that it can be done:
-sigma falls, G and B rise."""
+"""Would it pay to divide a population in two? The paper's conclusion suggests it: sigma falls, G
+and B rise."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -12,14 +12,14 @@ from mixfl.measure.gradients import Gradients, column_mean
 from mixfl.problem import Params, Problem
 from mixfl.settings import Settings
 
-EXPLAINED, GONE = 0.5, 0.2  # of sigma_f^2 and of the cohort's noise, above which it would pay
+EXPLAINED, GONE = 0.5, 0.2  # it pays above these shares of sigma_f^2 and of the cohort's noise
 
 
 class Split(NamedTuple):
     population: str
     column: str
-    explained: float  # part of sigma_f^2 that the two groups' means explain
-    noise: float  # part of the cohort's noise that would go
+    explained: float  # share of sigma_f^2 that the two groups' means explain
+    noise: float  # share of the cohort's noise that would disappear
     g2: float  # with two populations in place of one
     pays: bool
 
@@ -36,8 +36,8 @@ def check_column(problem: Problem, column: str) -> None:
 def split(
     problem: Problem, s: Settings, j: int, column: str, x: Params, rounds: Iterable[int]
 ) -> Split:
-    """Term j, its clients divided at the median of their mean of the column; measured at x on the
-    cohorts of the given rounds."""
+    """Divides the clients of term j at the median of their mean of the column. Measured at x, on
+    the cohorts of the given rounds."""
     term = problem.terms[j]
     measure = Gradients(problem, s, 2, divided_by=column)
     population, threshold = problem.populations.index(term), None  # type: ignore[arg-type]
@@ -48,16 +48,17 @@ def split(
             values = [column_mean(p.clients[population].batches, column) for p in cohort]
             threshold = float(np.median(np.concatenate(values)))
         terms = measure.at(x, t, threshold=threshold).terms
-        found = terms[j]
-        if found.upper is None or not 0 < found.share < 1:
+        figures = terms[j]
+        if figures.upper is None or not 0 < figures.share < 1:
             continue
-        share, upper = found.share, found.upper
-        lower = (found.gradient - share * upper) / (1 - share)
-        noise = found.between + found.v / (2 * s.client_batch)  # of a client's mean of two batches
-        # Two groups at random would be apart, too, by the noise of their means.
+        share, upper = figures.share, figures.upper
+        lower = (figures.gradient - share * upper) / (1 - share)
+        # The variance of a client's mean of two batches. Even two random groups would differ, by
+        # the noise of their means.
+        noise = figures.between + figures.v / (2 * s.client_batch)
         apart = share * (1 - share) * float(np.sum((upper - lower) ** 2))
         explained.append(apart - noise / s.cohort_size)
-        totals.append(found.between)
+        totals.append(figures.between)
         noises.append(noise)
         others = [k for k in range(len(terms)) if k != j]
         g2, _ = dissimilarity(

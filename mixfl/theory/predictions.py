@@ -1,8 +1,8 @@
-"""What an algorithm does on a problem in small: the expected course, without chance.
+"""Predicts what each algorithm does on a small quadratic model of a problem, without randomness.
 
-A round is an affine map of the model (and, in 2-way, of the terms' last gradients) plus noise of a
-known covariance. So mean and covariance of the model after each round follow, and with them the
-expected error f - f*.
+A round is an affine map of the model (and, in 2-way, of the terms' last gradients) plus noise with
+a known covariance. This gives the mean and covariance of the model after each round, and from them
+the expected error f - f*.
 """
 
 import dataclasses
@@ -18,13 +18,13 @@ from mixfl.theory.quadratic import Small, SmallTerm
 ALGORITHMS = ("pt", "1wgt", "2wgt")
 HORIZON = 2000
 NEARLY, MARGIN = 1.08, 0.8
-KEPT = 10  # rounds for which an error must stay below the target
+KEPT = 10  # rounds for which the error must stay below the target
 
 
 @dataclass(frozen=True)
 class Setup:
-    """The paper's settings. `central` is the number of central examples in a round: in PT and
-    2-way they are cut into J batches, in 1-way they are one batch."""
+    """The paper's settings. `central` is the number of central examples in a round: J batches in PT
+    and 2-way, one batch in 1-way."""
 
     S: int
     K: int
@@ -33,14 +33,14 @@ class Setup:
     central: int
     eta_s: float = 1.0
     eta_m: float | None = None  # None: 1, for 2-way 1 / terms
-    clients: int = 1 << 30  # of the population: a cohort of all of them has no chance in it
+    clients: int = 1 << 30  # of the population; a cohort of all clients has no sampling noise
 
     def changed(self, **changes) -> "Setup":
         return dataclasses.replace(self, **changes)
 
 
 class Local(NamedTuple):
-    """A term's steps from z along its gradient plus an augmenting one a:
+    """A term's local steps from z along its gradient plus an augmenting gradient a:
     Delta = (power - 1) z - push (gradient + a) + noise."""
 
     power: np.ndarray  # A^n, A = 1 - eta H
@@ -71,7 +71,7 @@ def total(parts: Iterable[np.ndarray]) -> np.ndarray:
 
 
 class Course(NamedTuple):
-    """y' = map y + shift + noise, with the model first in y."""
+    """One round: y' = map y + shift + noise. The first part of y is the model."""
 
     map: np.ndarray
     shift: np.ndarray
@@ -79,7 +79,7 @@ class Course(NamedTuple):
 
 
 def course(small: Small, algorithm: str, setup: Setup, eta: float) -> Course:
-    """Of one round."""
+    """The affine map of one round."""
     return {"pt": parallel, "1wgt": one_way, "2wgt": two_way}[algorithm](small, setup, eta)
 
 
@@ -135,17 +135,17 @@ def two_way(small: Small, setup: Setup, eta: float) -> Course:
     return Course(map_, shift, noise)
 
 
-def errors(small: Small, found: Course, rounds: int):
+def errors(small: Small, one_round: Course, rounds: int):
     """The expected f - f* after 0, 1, ... rounds."""
     r = len(small.gradient)
     hessian, best = small.hessian, optimum(small)
-    mean, cov = np.zeros(len(found.shift)), np.zeros_like(found.noise)
+    mean, cov = np.zeros(len(one_round.shift)), np.zeros_like(one_round.noise)
     mean[:r] = small.start
     for _ in range(rounds + 1):
         off = mean[:r] - best
         yield 0.5 * (off @ hessian @ off + np.sum(hessian * cov[:r, :r]))
-        mean = found.map @ mean + found.shift
-        cov = found.map @ cov @ found.map.T + found.noise
+        mean = one_round.map @ mean + one_round.shift
+        cov = one_round.map @ cov @ one_round.map.T + one_round.noise
 
 
 def optimum(small: Small) -> np.ndarray:
@@ -155,8 +155,9 @@ def optimum(small: Small) -> np.ndarray:
 def rounds_to(
     small: Small, algorithm: str, setup: Setup, eta: float, target: float, horizon: int = HORIZON
 ) -> float:
-    """The first round from which on the expected error stays at most `target` of the first one, for
-    ten rounds at least; inf if there is none. Between two rounds by the logarithm of the error."""
+    """The first round from which the expected error stays below `target` times the first error, for
+    at least ten rounds; inf if there is none. Interpolated between two rounds by the logarithm of
+    the error."""
     goal, since, before, at = math.inf, math.inf, math.nan, math.nan
     with np.errstate(over="ignore", invalid="ignore"):
         courses = errors(small, course(small, algorithm, setup, eta), horizon + KEPT)
@@ -181,7 +182,7 @@ class Prediction(NamedTuple):
 
 
 def steps(small: Small, setup: Setup, ratio: float = 2**0.5, below: int = 16, above: int = 14):
-    """Client learning rates to try, about the one whose effective step is 1 / beta."""
+    """Client learning rates to try, around the one whose effective step is 1 / beta."""
     beta = float(np.linalg.eigvalsh(small.hessian)[-1])
     middle = 1 / (max(beta, 1e-30) * setup.K * setup.eta_s)
     return [middle * ratio**i for i in range(-below, above + 1)]
@@ -190,12 +191,13 @@ def steps(small: Small, setup: Setup, ratio: float = 2**0.5, below: int = 16, ab
 def best(
     small: Small, algorithm: str, setup: Setup, target: float, horizon: int = HORIZON
 ) -> Prediction:
-    """With the smallest learning rate that needs about the fewest rounds to a bit below the target:
-    a step that is too long for the noise never gets there, too short a one only takes longer."""
+    """The prediction with the smallest learning rate that needs about the fewest rounds to get a
+    bit below the target. (A step that is too long for the noise never gets there; one that is too
+    short only takes longer.)"""
     tried = []
     fewest = float(horizon)
     for eta in steps(small, setup):
-        # No need to follow a worse one further.
+        # No need to follow one that is already worse.
         n = rounds_to(small, algorithm, setup, eta, MARGIN * target, int(NEARLY * fewest) + 1)
         tried.append(Prediction(algorithm, n, eta))
         fewest = min(fewest, n)
@@ -207,10 +209,10 @@ def best(
 
 
 def limited_by_noise(small: Small, algorithm: str, setup: Setup, eta: float, target: float) -> bool:
-    """Whether steps of this length stay away from the aim though they are stable."""
-    found = course(small, algorithm, setup, eta)
-    if np.abs(np.linalg.eigvals(found.map)).max() >= 1:
+    """Whether steps of this length are stable but their noise keeps the error above the target."""
+    one_round = course(small, algorithm, setup, eta)
+    if np.abs(np.linalg.eigvals(one_round.map)).max() >= 1:
         return False
-    *_, last = errors(small, found, 300)
-    first = next(errors(small, found, 0))
+    *_, last = errors(small, one_round, 300)
+    first = next(errors(small, one_round, 0))
     return bool(last > target * first)

@@ -10,10 +10,10 @@ from mixfl.theory.bounds import (
     Rounds,
     max_rates,
     max_step,
-    one_way_rounds,
     rate_condition,
     rounds,
 )
+from mixfl.theory.one_way import one_way_rounds
 
 NAMES = {"pt": "PT", "1wgt": "1-w GT", "2wgt": "2-w GT"}
 

@@ -161,7 +161,7 @@ def test_data_prepare_and_info(tmp_path):
     assert "clients    3" in shown.stdout
     again = mixfl(*words, tmp_path / "store")
     assert again.returncode == 2
-    assert "exists already" in again.stderr
+    assert "already exists" in again.stderr
 
 
 def test_a_long_round_shows_its_progress_without_a_terminal(monkeypatch, capsys):

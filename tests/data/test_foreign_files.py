@@ -208,7 +208,7 @@ def test_a_virtual_table_and_computed_columns_are_no_data(tmp_path):
         tmp_path / "v.sqlite", f"CREATE VIRTUAL TABLE examples USING fts4({columns})"
     )
     database(virtual, ("INSERT INTO examples VALUES (?, ?, ?)", ROWS[0]))
-    fails("tff-stackoverflow", virtual, tmp_path, "v.sqlite", "something else than tables")
+    fails("tff-stackoverflow", virtual, tmp_path, "v.sqlite", "it contains more than tables")
     computed = database(
         tmp_path / "c.sqlite",
         "CREATE TABLE examples (split_name, client_id AS (upper(split_name)), "

@@ -526,7 +526,7 @@ def test_leaf_larger_than_a_chunk_and_text(tmp_path):
         (leaf({"a": {"x": [[1]], "y": [2, 3]}}), ["'a'", "equal length"]),
         (leaf({"a": {"x": ["1.jpg"], "y": [2]}}), ["'a'", "celeba"]),
         (leaf({"a": {"x": [[1], [1, 2]], "y": [2, 3]}}), ["'x'", "[1]"]),
-        (leaf({"a": {"x": [[1]], "y": [2]}}).replace('["a"]', '["a", "b"]'), ["names 2", "has 1"]),
+        (leaf({"a": {"x": [[1]], "y": [2]}}).replace('["a"]', '["a", "b"]'), ["2 names", "has 1"]),
         (leaf({}), ["user_data"]),
         ("[]", ["line 1"]),
         ("{}", ["users"]),
@@ -862,7 +862,14 @@ def test_split_by_client(tmp_path):
     assert list(again["test"]) == list(found["test"])
     other = made("table", path, tmp_path / "u", split="client:0.3", seed=1)
     assert list(other["test"]) != list(found["test"])
-    fails("table", path, tmp_path, "split by client needs two", split="client:0.3", group=20)
+    fails(
+        "table",
+        path,
+        tmp_path,
+        "split by client needs at least two clients",
+        split="client:0.3",
+        group=20,
+    )
 
 
 def test_split_by_example(tmp_path):
@@ -871,7 +878,7 @@ def test_split_by_example(tmp_path):
     assert sorted(values(found["train"]) + values(found["test"])) == ALL
     assert {len(c["x"]) for c in found["train"].values()} == {4, 5}
     one = write(tmp_path / "one.csv", "client,x\na,1\nb,2\n")
-    fails("table", one, tmp_path, "no example for 'test'", split="example:0.9")
+    fails("table", one, tmp_path, "no examples for 'test'", split="example:0.9")
 
 
 def test_movies_are_split_in_time(tmp_path):
@@ -949,7 +956,7 @@ def test_bad_format_source_and_target(tmp_path):
     for format in FORMATS:
         fails(format, tmp_path / "nowhere", tmp_path, "nowhere", "does not exist")
     (tmp_path / "target").mkdir()
-    fails("table", numbers(tmp_path / "t.csv"), tmp_path, "exists already")
+    fails("table", numbers(tmp_path / "t.csv"), tmp_path, "already exists")
 
 
 @pytest.mark.parametrize("split", [None, "client:0.5"])

@@ -107,8 +107,8 @@ BAD = {
     "inf": ({"x": [[1.0, -np.inf]]}, "NaN or infinite value in row 0"),
     "half inf": ({"x": np.array([1, np.inf], np.float16)}, "NaN or infinite value in row 1"),
     "beyond float32": ({"x": [1.0, 1e39]}, r"row 1 \(as a 32-bit number\)"),
-    "beyond int32": ({"x": [1 << 31]}, "whole numbers beyond 32 bits"),
-    "below int32": ({"x": [-(1 << 31) - 1]}, "whole numbers beyond 32 bits"),
+    "beyond int32": ({"x": [1 << 31]}, "whole numbers that need more than 32 bits"),
+    "below int32": ({"x": [-(1 << 31) - 1]}, "whole numbers that need more than 32 bits"),
     "lengths": ({"x": [1, 2], "y": [1]}, "different numbers of rows: {'x': 2, 'y': 1}"),
     "no rows": ({"x": []}, "the data has no rows"),
 }
@@ -340,11 +340,11 @@ def test_disk_full_while_a_store_is_written(tmp_path):
 
 def test_writer_checks_what_it_is_given(tmp_path):
     example_clients().write(tmp_path / "store")
-    with pytest.raises(MixflError, match="exists already"):
+    with pytest.raises(MixflError, match="already exists"):
         example_clients().write(tmp_path / "store")
     first = {"x": np.zeros((2, 3))}
     for other in ({"x": np.zeros((2, 4))}, {"x": np.zeros((2, 3), int)}, {"y": np.zeros((2, 3))}):
-        with pytest.raises(MixflError, match=r"client 'b' has the columns .* but those before it"):
+        with pytest.raises(MixflError, match=r"client 'b' .* but earlier clients have"):
             write(tmp_path / "other", first, other)
     with pytest.raises(MixflError, match="column 'x' has a NaN"):
         write(tmp_path / "other", {"x": np.array([np.nan])})

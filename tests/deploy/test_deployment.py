@@ -118,6 +118,6 @@ def test_nodes_are_known_by_their_keys(deployment):
     run = deployment.run(project, rounds=2, algorithm="fedavg", out=str(out))
     assert deployment.finished(run) == "finished:completed", deployment.told(run)
     assert mixfl.load(out).metrics[-1]["clients/accepted"] == 4
-    assert "its key is of no population" in deployment.told(run)
+    assert "its key is not assigned to a population" in deployment.told(run)
     kept = json.loads((out / "deployment.json").read_text())
     assert [number for _, number, _ in kept["numbers"]] == [0, 1]

@@ -312,8 +312,8 @@ def test_without_clients_it_waits_and_says_so():
     expected, _, _ = deploy(rounds=2)
     assert_same(result.params, expected.params, 0)
     waits = [line for line in lines if line.startswith("waiting for clients: 0 of 'federated'")]
-    assert "looking again in 2 s" in waits[0]
-    assert "looking again in 60 s" in waits[-1]
+    assert "checking again in 2 s" in waits[0]
+    assert "checking again in 60 s" in waits[-1]
     assert len(waits) < 15
     assert 500 < grid.clock.now < 600
 
@@ -417,7 +417,7 @@ def test_what_a_client_says_of_its_error_is_not_repeated():
     result, _, lines = deploy(rounds=1, faults=faults)
     assert result.metrics[-1]["clients/rejected/failed"] == 1
     assert any(f"node {FIRST_NODE} does not take part for now" in line for line in lines)
-    assert any("(failed): it failed (code 2 of Flower's)" in line for line in lines)
+    assert any("(failed): it failed (Flower's error code 2)" in line for line in lines)
     assert not any("patient" in line for line in lines)
 
 

@@ -23,27 +23,27 @@ from mixfl.errors import MixflError
 
 def test_the_pause_doubles_and_good_replies_shorten_it():
     q = Quarantine()
-    pauses = [q.offence("a", 10, "late") for _ in range(10)]
+    pauses = [q.failed("a", 10, "late") for _ in range(10)]
     assert pauses == [0, 0, 1, 2, 4, 8, 16, 32, 64, 64]
     assert q.remaining("a", 10) == 1 + LONGEST
     assert q.remaining("a", 11 + LONGEST) == 0
     q.good("a")
     assert q.remaining("a", 11) == 0
-    assert q.offence("a", 11, "shape") == 4
-    assert q.offence("b", 0, "oversized") == LONGEST
-    assert [q.offence("c", 0, reason) for reason in ("gone", "unsent", "stale")] == [0, 0, 0]
+    assert q.failed("a", 11, "shape") == 4
+    assert q.failed("b", 0, "oversized") == LONGEST
+    assert [q.failed("c", 0, reason) for reason in ("gone", "unsent", "stale")] == [0, 0, 0]
     again = Quarantine(json.loads(json.dumps(q.kept())))
-    assert (again.offences, again.until) == (q.offences, q.until)
+    assert (again.failures, again.until) == (q.failures, q.until)
 
 
 def test_to_be_stale_is_excused_once():
     """Data may change, and the next reply is a good one."""
     q = Quarantine()
-    assert [q.offence("a", t, "stale") for t in range(5)] == [0, 0, 0, 1, 2]
+    assert [q.failed("a", t, "stale") for t in range(5)] == [0, 0, 0, 1, 2]
     for _ in range(10):
-        assert q.offence("b", 0, "stale") == 0
+        assert q.failed("b", 0, "stale") == 0
         q.good("b")
-    assert q.offences.keys() == {"a"}
+    assert q.failures.keys() == {"a"}
 
 
 def test_no_quarantine_outlasts_a_return_to_an_earlier_round():
@@ -66,7 +66,7 @@ def test_a_node_that_never_replies_is_asked_less_and_less():
     assert [row["clients/quarantined"] for row in result.metrics][:8] == [0, 0, 0, 1, 0, 1, 1, 0]
     assert result.metrics[-1]["clients/accepted"] == 3 * 32
     assert 70 <= grid.clock.now < 72
-    assert f"node {FIRST_NODE + 2} is in quarantine for 1 round: it has failed again" in "\n".join(
+    assert f"node {FIRST_NODE + 2} is in quarantine for 1 round: it failed repeatedly" in "\n".join(
         lines
     )
 
@@ -165,7 +165,7 @@ def test_a_damaged_file_is_set_aside(tmp_path):
     members = Members(placed("two terms")[0], Deployment(), tmp_path, lines.append)
     members.begin()
     assert (tmp_path / f"{FILE}.damaged").read_text() == "{"
-    assert "is damaged" in lines[0]
+    assert "was damaged" in lines[0]
     assert json.loads((tmp_path / FILE).read_text())["secret"] == members.secret.hex()
 
 
@@ -224,9 +224,13 @@ def test_nodes_with_the_populations_of_their_keys(keyed):
 @pytest.mark.parametrize(
     ("place", "changes", "told"),
     [
-        (5, dict(population="federated", **{"partition-id": 2}), "it says that it is what its key"),
-        (0, {"partition-id": 1}, "it says that it is what its key is not"),
-        (2, {"partition-id": 1}, "the number 1 is another node's"),
+        (
+            5,
+            dict(population="federated", **{"partition-id": 2}),
+            "it claims a population or number",
+        ),
+        (0, {"partition-id": 1}, "it claims a population or number that is not its key's"),
+        (2, {"partition-id": 1}, "number 1 belongs to another node"),
     ],
     ids=["another population", "another number than its key's", "the number of another"],
 )
@@ -244,14 +248,14 @@ def test_a_key_that_is_not_listed(keyed):
     path.write_text("\n".join((folder / "populations.toml").read_text().splitlines()[:6]))
     row, lines = with_keys(keyed, {}, populations=str(path))
     assert row["clients/other"] == 2
-    assert any("its key is of no population" in line for line in lines)
+    assert any("its key is not assigned to a population" in line for line in lines)
 
 
 def test_without_a_list_it_is_said_that_nodes_choose(keyed):
     row, lines = with_keys(keyed, {5: dict(population="federated", **{"partition-id": 3})})
-    assert any("each node chooses its population" in line for line in lines)
+    assert any("each node chooses its own population" in line for line in lines)
     # The first who had the number keeps it.
-    assert any("the number 3 is another node's" in line for line in lines)
+    assert any("number 3 belongs to another node" in line for line in lines)
     assert row["clients/federated"] == 4
 
 
@@ -271,7 +275,7 @@ def test_a_number_stays_its_keys_own_across_restarts(tmp_path):
     first.check("key a", "federated", 7, BOTH)
     first.save()
     again = members(tmp_path)
-    with pytest.raises(messages.Rejected, match="the number 7 is another node's"):
+    with pytest.raises(messages.Rejected, match="number 7 belongs to another node"):
         again.check("key b", "federated", 7, BOTH)
     again.check("key a", "federated", 7, BOTH)
 
@@ -282,8 +286,8 @@ def test_a_number_is_free_while_its_owner_is_not_connected(tmp_path):
     there = members(tmp_path, notes)
     there.check("key a", "federated", 7, {"key a"})
     there.check("key b", "federated", 7, {"key b"})
-    assert "the number 7 of 'federated' is another key's now" in notes[-1]
-    with pytest.raises(messages.Rejected, match="the number 7 is another node's"):
+    assert "number 7 of 'federated' now belongs to another key" in notes[-1]
+    with pytest.raises(messages.Rejected, match="number 7 belongs to another node"):
         there.check("key a", "federated", 7, BOTH)
 
 
@@ -291,10 +295,10 @@ def test_a_number_that_the_list_fixes_is_nobody_elses(keyed, tmp_path):
     path = str(keyed[0] / "populations.toml")
     there = members(tmp_path, populations=path)
     owner, other = [fingerprint(0, key) for key in keyed[1][:2]]
-    with pytest.raises(messages.Rejected, match="the number 0 is another node's"):
+    with pytest.raises(messages.Rejected, match="number 0 belongs to another node"):
         there.check(other, "federated", 0, {other})  # though its owner never was there
     there.check(owner, "federated", 0, {owner, other})
-    with pytest.raises(messages.Rejected, match="the number 0 is another node's"):
+    with pytest.raises(messages.Rejected, match="number 0 belongs to another node"):
         there.check(other, "federated", 0, {other})
 
 
@@ -307,7 +311,7 @@ def test_a_key_has_one_number(tmp_path):
     there.save()
     kept = json.loads((tmp_path / FILE).read_text())["numbers"]
     assert kept == [["federated", 7, "key b"], ["federated", 49, "key a"]]
-    with pytest.raises(messages.Rejected, match="the number 49 is another node's"):
+    with pytest.raises(messages.Rejected, match="number 49 belongs to another node"):
         there.check("key b", "federated", 49, BOTH)
     assert there.numbers["federated", 7] == "key b"
 

@@ -19,15 +19,17 @@ from click.testing import CliRunner
 from benchmarks.deployment import free_port
 from mixfl.cli import cli
 from mixfl.deploy.flower import processes, supervisor
-from mixfl.deploy.flower.keeper import RunKeeper, Told
+from mixfl.deploy.flower.flwr_command import Answer, FlwrCommand
 from mixfl.deploy.flower.keys import make_keys
-from mixfl.deploy.flower.new import write_project
+from mixfl.deploy.flower.new_project import write_project
+from mixfl.deploy.flower.registration import register_nodes
+from mixfl.deploy.flower.run_keeper import RunKeeper
 from mixfl.deploy.flower.supervisor import Child, Pause
 from mixfl.errors import MixflError
 
 HUNG = 60.0  # seconds; ends what hangs
 SHORT = """
-import mixfl.deploy.flower.supervisor as s, mixfl.deploy.flower.keeper as k
+import mixfl.deploy.flower.supervisor as s, mixfl.deploy.flower.run_keeper as k
 s.GRACE = 1.0
 k.ASK_EVERY = k.ASK_SELDOM = k.LINGER = k.FIRST_PAUSE = 0.2
 from mixfl.cli import main
@@ -148,8 +150,8 @@ def test_what_is_killed_is_started_again(project):
 def test_the_pause_grows(project):
     project.script("worker", "exit 7")
     project.up("node", "1")
-    project.told_of("worker-1: ended with code 7 after 0 s; starting again in 2 s")
-    seconds = [line.split()[-2] for line in project.told().splitlines() if "again in" in line]
+    project.told_of("worker-1: exited with code 7 after 0 s; restarting in 2 s")
+    seconds = [line.split()[-2] for line in project.told().splitlines() if "restarting in" in line]
     assert seconds == ["0.5", "1", "2"]
     assert [Pause(1, 60, n).next() for n in (0, 3, 6, 5000)] == [1, 8, 60, 60]
 
@@ -161,7 +163,7 @@ def test_the_pause_is_forgotten_after_a_while(tmp_path, monkeypatch, capsys):
     for starts in (1, 2, 3):
         while child.starts < starts or child.process is not None:
             child.tend()
-    assert capsys.readouterr().out.count("starting again in 0.5 s") == 3
+    assert capsys.readouterr().out.count("restarting in 0.5 s") == 3
 
 
 def test_what_does_not_listen_is_killed(project):
@@ -173,7 +175,7 @@ def test_what_does_not_listen_is_killed(project):
     assert up.wait(HUNG) == 0
     assert not alive(deaf)
     assert not alive(node)
-    assert "did not end by themselves" in project.told()
+    assert "did not exit after SIGTERM" in project.told()
 
 
 def test_all_ends_with_the_supervisor(project):
@@ -198,7 +200,7 @@ def test_what_is_left_behind_is_ended_by_the_next(project):
     try:
         project.script("worker", "exec sleep 1000")
         project.up("node", "1")
-        project.told_of("worker-1: 1 of an earlier supervisor's processes ended")
+        project.told_of("worker-1: killed 1 leftover process of an earlier supervisor")
         assert not alive(grandchild)
         assert alive(stranger.pid)
     finally:
@@ -210,7 +212,7 @@ def test_one_supervisor_at_a_time(project):
     first = project.up("node", "1")
     node = project.process("node-1")
     assert project.up("node", "2", "1").wait(HUNG) == 2
-    assert f"is kept up already, by process {first.pid}" in project.told()
+    assert f"is already supervised, by process {first.pid}" in project.told()
     assert alive(node)
 
 
@@ -294,7 +296,7 @@ def test_an_orphan_that_holds_the_folder_is_ended(project):
     assert alive(orphan)
     project.wish("")
     assert project.run().wait(HUNG) == 0
-    assert "a server that was left with" in project.told()
+    assert "a leftover server that held" in project.told()
     assert not alive(orphan)
     assert project.rounds() == 10
 
@@ -335,11 +337,11 @@ def test_a_run_that_is_stopped_stays_so(project):
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["server", "1"], "numbers are given to nodes"),
-        (["node"], "numbers are given to nodes"),
-        (["node", "1", "--run"], "are the server's"),
+        (["server", "1"], "give numbers with the role node"),
+        (["node"], "give numbers with the role node"),
+        (["node", "1", "--run"], "are options for the server"),
         (["node", "9"], "keys/node-9 is not in"),
-        (["server", "--run-config", "out=''"], "needs its folder"),
+        (["server", "--run-config", "out=''"], "needs a run folder"),
         (["server", "--run-config", "out='x"], "--run-config out='x"),
     ],
 )
@@ -351,7 +353,7 @@ def test_refused(project, arguments, told):
 
 def test_no_project(tmp_path):
     done = CliRunner().invoke(cli, ["flower", "up", "--project", str(tmp_path), "server"])
-    assert "no project of `mixfl flower new`" in str(done.exception)
+    assert "not a project made by `mixfl flower new`" in str(done.exception)
 
 
 def test_no_token_in_a_command_line(tmp_path):
@@ -369,30 +371,30 @@ def test_no_token_in_a_command_line(tmp_path):
 
 def test_a_disk_that_can_not_be_written_stops_nothing(tmp_path):
     """Here there is no folder to write to; what is lost are notes."""
-    keeper = RunKeeper(tmp_path, "127.0.0.1:9", tmp_path / "run", flwr=["/none"])
-    keeper._note(5)
-    told = list_end(keeper._ask("list"))
-    assert not told.done
-    assert "can't be asked" in told.text
+    flwr = FlwrCommand(tmp_path, "127.0.0.1:9", command=["/none"])
+    RunKeeper(flwr, tmp_path / "run")._note(5)
+    answer = list_end(flwr.ask("list"))
+    assert not answer.done
+    assert "flwr can't be run" in answer.text
     child = Child("child", ["true"], tmp_path)
     while child.starts < 1 or child.process is not None:
         child.tend()
     assert not (tmp_path / "logs").exists()
 
 
-class Talking(RunKeeper):
-    """A keeper whose Flower is here: `answers` are to commands that begin so."""
+class FakeFlwr(FlwrCommand):
+    """Answers each command with `answers(*arguments)`."""
 
     def __init__(self, folder, answers):
-        super().__init__(folder, "", folder / "run", sleep=lambda seconds: iter(()))
+        super().__init__(folder, "", sleep=lambda seconds: iter(()))
         self.answers, self.asked = answers, []
         for name in ("keys", "state", "run"):
             (folder / name).mkdir()
 
-    def _is_reachable(self):
+    def is_reachable(self):
         return True
 
-    def _ask(self, *arguments):
+    def ask(self, *arguments):
         self.asked.append(arguments)
         yield
         return self.answers(*arguments)
@@ -404,24 +406,24 @@ def test_a_superlink_with_another_database_is_told_the_keys_again(tmp_path):
 
     def answers(_, command, key="", *more):
         if command == "list":
-            return Told(True, json.dumps({"nodes": [{"node-id": str(n)} for n in nodes]}))
+            return Answer(True, json.dumps({"nodes": [{"node-id": str(n)} for n in nodes]}))
         if key in nodes.values():
-            return Told(False, "Public key already in use.")
+            return Answer(False, "Public key already in use.")
         nodes[10**18 + len(registered())] = key
-        return Told(True, json.dumps({"success": True, "node-id": max(nodes)}))
+        return Answer(True, json.dumps({"success": True, "node-id": max(nodes)}))
 
     def registered():
-        return [a for a in keeper.asked if a[1] == "register"]
+        return [a for a in flwr.asked if a[1] == "register"]
 
-    keeper = Talking(tmp_path, answers)
+    flwr = FakeFlwr(tmp_path, answers)
     (tmp_path / "state/superlink.db").touch()
     for n in (1, 2):
         (tmp_path / f"keys/node-{n}.pub").write_text(f"key {n}")
     for expected in (2, 2):
-        list_end(keeper._registered())
+        list_end(register_nodes(flwr))
         assert len(registered()) == expected
     nodes.clear()
-    list_end(keeper._registered())
+    list_end(register_nodes(flwr))
     assert len(registered()) == 4
     assert len(nodes) == 2
 
@@ -431,17 +433,17 @@ def test_a_bad_key_keeps_nobody_else_away(tmp_path, capsys, code):
     """Flower may say in JSON that it has failed, and end with code 0."""
 
     def answers(_, command, key, *more):
-        assert len(keeper.asked) < 10, "asked without end"
+        assert len(flwr.asked) < 10, "asked without end"
         text = '{"success": false, "error-message": "not a key"}'
-        return Told(code == 0, text) if "node-1" in key else Told(True, '{"node-id": 5}')
+        return Answer(code == 0, text) if "node-1" in key else Answer(True, '{"node-id": 5}')
 
-    keeper = Talking(tmp_path, answers)
+    flwr = FakeFlwr(tmp_path, answers)
     for n in (1, 2):
         (tmp_path / f"keys/node-{n}.pub").write_text("")
-    list_end(keeper._registered())
+    list_end(register_nodes(flwr))
     told = capsys.readouterr().out
     assert told.count("node-1: its key can't be registered: not a key") == 3
-    assert "node-1: going on without it" in told
+    assert "node-1: continuing without it" in told
     assert "node-2: its key is registered" in told
 
 
@@ -462,12 +464,13 @@ def test_a_run_waits_for_space_on_the_disk(tmp_path, monkeypatch, capsys, said):
     def no_room(*args, **more):
         raise OSError(full, os.strerror(full))
 
-    keeper = Talking(tmp_path, None)
-    keeper._tried = tried
-    keeper.sleep = lambda seconds: iter(pauses.append(seconds) or ())
+    flwr = FakeFlwr(tmp_path, None)
+    flwr.sleep = lambda seconds: iter(pauses.append(seconds) or ())
+    keeper = RunKeeper(flwr, tmp_path / "run")
+    keeper._try = tried
     if not said:
-        monkeypatch.setattr("mixfl.deploy.flower.keeper.tempfile.TemporaryFile", no_room)
-    assert list_end(keeper._finished()) == 0
+        monkeypatch.setattr("mixfl.deploy.flower.run_keeper.tempfile.TemporaryFile", no_room)
+    assert list_end(keeper.finish()) == 0
     assert (pauses[:3], pauses[-1], len(pauses)) == ([1, 2, 4], 60, 19)
     assert "given up" not in capsys.readouterr().out
 
@@ -485,7 +488,7 @@ def test_a_keeper_that_fails_is_replaced(tmp_path, capsys):
     there = supervisor.Supervisor(tmp_path, [], keeper)
     assert there._tend() == 7
     told = capsys.readouterr().out
-    assert "the run can't be seen to" in told
+    assert "the run can't be supervised" in told
     assert "Too many open files; trying again in 1 s" in told
 
 

@@ -31,7 +31,7 @@ def test_versions_agree():
     assert str(CITATION["version"]) == mixfl.__version__
     changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     released = re.findall(r"^## \[([0-9.]+)\] - [0-9]{4}-[0-9]{2}-[0-9]{2}$", changes, re.M)
-    coming = re.findall(r"what follows will be ([0-9.]+[0-9])\.", changes)
+    coming = re.findall(r"The first will be ([0-9.]+[0-9])\.", changes)
     assert [*released, *coming][0] == mixfl.__version__
 
 

@@ -306,7 +306,7 @@ def test_the_list_has_every_label_and_a_time():
     )
     for label in LABELS:
         assert label in ended.stdout
-    assert "All of it: about" in ended.stdout
+    assert "All of them: about" in ended.stdout
 
 
 def test_theory_and_costs_need_no_runs(tmp_path):

@@ -1,6 +1,6 @@
-"""Official formats: each module reads one family of them.
+"""Readers of official data formats, one module per family of formats.
 
-A `Format` gives records, in whatever order its files have them, and says how the records of
-one client become columns. `mixfl.data.prepare` brings the records of a client together,
-outside of memory (`spill.py`), groups, partitions and splits clients, and writes the stores.
+A `Format` yields records, in the order of its files, and turns the records of one client into
+columns. `mixfl.data.prepare` collects each client's records on disk (`spill.py`), groups,
+partitions and splits clients, and writes the stores.
 """

@@ -1,4 +1,4 @@
-"""What every format gives."""
+"""The interface of a format: records, and how a client's records become columns."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -12,35 +12,35 @@ from mixfl.data.formats.reading import Meter
 
 
 class Record(NamedTuple):
-    """The smallest piece that is read: a rating, a text, an image's name."""
+    """The smallest unit that is read: a rating, a text, an image's name."""
 
     client: str
     payload: bytes
-    order: int = 0  # among the client's records; equal ones stay as they were read
+    order: int = 0  # position among the client's records; ties keep the order of reading
     label: str | None = None  # for a partition by label
-    part: str = ""  # of the data's own split
+    part: str = ""  # of the official split
     site: str = ""  # clients of different sites are never joined
 
 
 class Format:
-    options: tuple[str, ...] = ()  # beside those that all formats have
-    group = 1  # raw clients in a composite one, unless the options say
-    minimum = 1  # records without which a client has no example
-    natural = True  # the data says whose a record is
+    options: tuple[str, ...] = ()  # in addition to those of all formats
+    group = 1  # default number of clients joined into one
+    minimum = 1  # records that a client needs to have an example
+    natural = True  # the data says which client a record belongs to
     in_time = False  # a client's examples are in order of time: the last ones are for testing
-    parts: tuple[str, ...] = ()  # of the data's own split
+    parts: tuple[str, ...] = ()  # of the official split
 
     def __init__(self, source: Path, options: Options, meter: Meter):
         self.source, self.given, self.meter = source, options, meter
-        self.skipped: Counter[str] = Counter()  # why, and how often
+        self.skipped: Counter[str] = Counter()  # reason: how often
         self.notes: list[str] = []
-        self.beside: dict[str, Any] = {}  # file: value, written as JSON into each store
+        self.extra_files: dict[str, Any] = {}  # file name: value, written as JSON to each store
 
     def records(self) -> Iterator[Record]:
         raise NotImplementedError
 
     def count(self, payloads: list[bytes]) -> int:
-        """How many examples `build` makes of a client's records."""
+        """How many examples `build` makes from a client's records."""
         return len(payloads)
 
     def build(self, payloads: list[bytes]) -> dict[str, np.ndarray]:

@@ -3,7 +3,7 @@
     image     uint8 [size, size, 3]
     smiling   uint8, 1 or 0
 
-A client is an identity. Images may have any size; those that are not there are skipped.
+A client is an identity. Images may have any size. Rows whose image is missing are skipped.
 """
 
 from collections.abc import Iterator
@@ -51,7 +51,7 @@ class CelebA(Format):
                     other = people if person is None else partition
                     raise MixflError(
                         f"{other} has no row for {image}, which is in line {number} of "
-                        f"{ATTRIBUTES}: is the file cut off?"
+                        f"{ATTRIBUTES}: is the file truncated?"
                     )
                 place = PARTS[int(part)] if part is not None else ""
                 yield Record(person, f"{smiling}{image}".encode(), 0, str(smiling), place)
@@ -76,7 +76,7 @@ class CelebA(Format):
             yield fields[0], fields[1]
 
     def attributes(self) -> Iterator[tuple[int, str, int]]:
-        """Line, image and whether it smiles."""
+        """Line number, image, and 1 if it is smiling."""
         path = self.file(ATTRIBUTES)
         rows = lines(path, self.meter, longest=SHORT_LINE)
         _, first = next(rows, (1, ""))
@@ -93,7 +93,7 @@ class CelebA(Format):
             if len(fields) != 1 + len(names) or fields[at] not in ("1", "-1"):
                 raise wrong(
                     path, number, f"expected an image and {len(names)} values 1 or -1, found "
-                    f"{len(fields)} fields: {line[:60]!r}; is the file cut off?"
+                    f"{len(fields)} fields: {line[:60]!r}; is the file truncated?"
                 )  # fmt: skip
             if fields[0] != Path(fields[0]).name or "\0" in fields[0]:
                 raise wrong(path, number, f"{fields[0]!r} is not the name of an image.")
@@ -101,8 +101,8 @@ class CelebA(Format):
             yield number, fields[0], int(fields[at] == "1")
         if read != count:
             raise wrong(
-                path, read + 3, f"the file ends after {read} images, its first line says {count}: "
-                "it is cut off or not the official one."
+                path, read + 3, f"the file ends after {read} images, but its first line says "
+                f"{count}: it is truncated, or not the official one."
             )  # fmt: skip
 
     def build(self, payloads: list[bytes]) -> dict[str, np.ndarray]:

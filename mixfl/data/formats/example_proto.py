@@ -1,4 +1,4 @@
-"""tf.train.Example from its bytes, without TensorFlow.
+"""Parses tf.train.Example without TensorFlow.
 
 Example   { 1: Features }           Features { 1: entry, repeated }
 entry     { 1: name, 2: Feature }   Feature  { 1: BytesList | 2: FloatList | 3: Int64List }
@@ -14,16 +14,16 @@ Feature = list[bytes] | np.ndarray
 
 def parse_example(data: bytes) -> dict[str, Feature]:
     """Features by name: a list of bytes, or float32 or int64 numbers. ValueError if damaged."""
-    found: dict[str, Feature] = {}
+    by_name: dict[str, Feature] = {}
     for features in _inner(data, 1):
         for entry in _inner(features, 1):
             name, feature = b"".join(_inner(entry, 1)), b"".join(_inner(entry, 2))
-            found[name.decode("utf-8")] = _feature(feature)
-    return found
+            by_name[name.decode("utf-8")] = _feature(feature)
+    return by_name
 
 
 def _inner(data: bytes, wanted: int) -> Iterator[bytes]:
-    """The messages or texts in the fields with a number."""
+    """The contents of the fields with the number `wanted`."""
     for number, value in _fields(data):
         if number == wanted:
             if not isinstance(value, bytes):
@@ -35,7 +35,7 @@ def _feature(data: bytes) -> Feature:
     for values in _inner(data, 1):
         return list(_inner(values, 1))
     for values in _inner(data, 2):
-        return np.frombuffer(b"".join(_inner(values, 1)), "<f4")  # ValueError if cut off
+        return np.frombuffer(b"".join(_inner(values, 1)), "<f4")  # ValueError if truncated
     for values in _inner(data, 3):
         parts = [
             varints(v) if isinstance(v, bytes) else np.array([v], np.uint64)
@@ -46,7 +46,7 @@ def _feature(data: bytes) -> Feature:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, bytes | int]]:
-    """Number and value of each field of a message: bytes, or a whole number."""
+    """The number and value (bytes or a whole number) of each field of a message."""
     at = 0
     while at < len(data):
         tag, at = _varint(data, at)
@@ -62,7 +62,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, bytes | int]]:
         else:
             raise ValueError(f"unknown wire type {kind}")
         if at + size > len(data):
-            raise ValueError(f"a field of {size} bytes goes beyond the end")
+            raise ValueError(f"a field of {size} bytes extends beyond the end")
         yield tag >> 3, data[at : at + size]
         at += size
 
@@ -71,7 +71,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
     value = 0
     for i in range(10):
         if at + i >= len(data):
-            raise ValueError("a number goes beyond the end")
+            raise ValueError("a number extends beyond the end")
         byte = data[at + i]
         value |= (byte & 127) << (7 * i)
         if byte < 128:
@@ -84,7 +84,7 @@ def varints(data: bytes) -> np.ndarray:
     b = np.frombuffer(data, np.uint8)
     ends = np.flatnonzero(b < 128)
     if len(b) and (not len(ends) or ends[-1] != len(b) - 1):
-        raise ValueError("packed numbers are cut off")
+        raise ValueError("packed numbers are truncated")
     starts = np.concatenate([[0], ends[:-1] + 1]) if len(ends) else ends
     sizes = ends - starts + 1
     if len(sizes) and sizes.max() > 10:

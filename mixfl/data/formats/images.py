@@ -1,11 +1,11 @@
 """Images: a folder per class, or a CSV file with path, label and client.
 
     image   uint8 [height, width, 3]
-    label   int32, the class: numbers as they are, names by their place in order
+    label   int32, the class: numbers stay as they are, names are numbered in order
 
-Paths in a CSV are relative to its folder (or the one that the option images names) and must not
-lead out of it. Without a client column, and in folders, a partition says how examples are dealt
-to clients.
+Paths in a CSV are relative to its folder (or to the one named by the option images) and must stay
+in it. For folders, and for a CSV without a client column, the option partition assigns examples to
+clients.
 """
 
 import csv
@@ -23,12 +23,12 @@ from mixfl.data.limits import COLUMNS, PIXELS
 from mixfl.errors import MixflError
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm")
-# Pillow knows more: some run programs (EPS: Ghostscript), and most are read by hardly anyone.
+# Pillow knows more, but some run programs (EPS: Ghostscript), and most are hardly tested.
 READ = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 
 
 def read_image(path: Path, size: int | None) -> np.ndarray:
-    """uint8 [height, width, 3], brought to size x size if one is given."""
+    """uint8 [height, width, 3], resized to size x size if a size is given."""
     from PIL import Image
 
     try:
@@ -45,7 +45,7 @@ def read_image(path: Path, size: int | None) -> np.ndarray:
         raise MixflError(
             f"{path}: the image has more than {PIXELS:,} pixels: make it smaller."
         ) from None
-    except Exception as error:  # Pillow's readers raise whatever a damaged file leads them to
+    except Exception as error:  # a damaged file can make Pillow raise anything
         unknown = f"Pillow finds none of {', '.join(READ)} in it"
         what = unknown if "identify" in str(error) else str(error)
         raise MixflError(f"{path}: the image cannot be read ({what}): fetch it again.") from None
@@ -69,8 +69,8 @@ class Images(Format):
         self.shape: tuple[int, ...] | None = None
 
     def records(self) -> Iterator[Record]:
-        found = self.from_csv() if self.source.is_file() else self.from_folders()
-        for client, path, label in found:
+        rows = self.from_csv() if self.source.is_file() else self.from_folders()
+        for client, path, label in rows:
             self.classes.add(label)
             yield Record(client, f"{label}\0{path}".encode("utf-8", "surrogateescape"), label=label)
         self.number_classes()
@@ -84,7 +84,7 @@ class Images(Format):
                 if path.suffix.lower() in SUFFIXES:
                     yield "all", str(path), plain(folder.name)
                 else:
-                    self.skipped["files that are no images"] += 1
+                    self.skipped["files that are not images"] += 1
             self.meter.at(i + 1, len(classes), "reading folders")
         if not self.classes:
             raise MixflError(
@@ -106,7 +106,7 @@ class Images(Format):
             yield name(row.get(client)) or "all", str(path), plain(row["label"])
 
     def image(self, number: int, given: str) -> Path:
-        """The file that a line names, if it is in the folder."""
+        """The file named in a line. It must be in the folder."""
         path = self.base / given
         if "\0" not in given and not Path(os.path.realpath(path)).is_relative_to(self.real_base):
             raise wrong(
@@ -122,7 +122,7 @@ class Images(Format):
         if None in numbers.values() or len(set(numbers.values())) < len(numbers):
             names = sorted(self.classes, key=lambda label: (natural(label), label))
             numbers = {label: i for i, label in enumerate(names)}
-            self.beside["labels.json"] = names
+            self.extra_files["labels.json"] = names
         self.numbers = numbers
 
     def build(self, payloads: list[bytes]) -> dict[str, np.ndarray]:
@@ -133,8 +133,8 @@ class Images(Format):
             self.shape = self.shape or image.shape
             if image.shape != self.shape:
                 raise MixflError(
-                    f"{path} has {image.shape[1]}x{image.shape[0]} pixels, those before it "
-                    f"{self.shape[1]}x{self.shape[0]}: bring all to one size with the option size."
+                    f"{path} has {image.shape[1]}x{image.shape[0]} pixels, but earlier images have "
+                    f"{self.shape[1]}x{self.shape[0]}: resize all of them with the option size."
                 )
             images.append(image)
         labels = np.array([self.numbers[label] for label, _ in pairs], np.int32)
@@ -142,7 +142,7 @@ class Images(Format):
 
 
 def csv_rows(path: Path, meter) -> Iterator[tuple[int, dict[str, str]]]:
-    """Rows of a CSV file with a header, with the number of their last line."""
+    """Rows of a CSV file with a header, each with the number of its last line."""
     at = 0
 
     def numbered() -> Iterator[str]:
@@ -163,8 +163,8 @@ def csv_rows(path: Path, meter) -> Iterator[tuple[int, dict[str, str]]]:
                 continue
             if len(row) != len(header):
                 raise wrong(
-                    path, at, f"has {len(row)} fields, the header {len(header)}; is the file "
-                    "cut off?"
+                    path, at, f"has {len(row)} fields, but the header has {len(header)}; is the "
+                    "file truncated?"
                 )  # fmt: skip
             yield at, dict(zip(header, row, strict=True))
     except csv.Error as error:

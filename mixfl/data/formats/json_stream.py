@@ -1,4 +1,4 @@
-"""One large JSON object, read member by member, so that only one value is in memory."""
+"""Reads a large JSON object member by member, with only one value in memory."""
 
 import codecs
 import gzip
@@ -18,7 +18,7 @@ SPACE = re.compile(r"[ \t\r\n]*")
 
 
 class JsonStream:
-    """`for key in stream.members()`, and for each key either `value()` or again `members()`."""
+    """Iterate with `for key in stream.members()`. For each key, call `value()` or `members()`."""
 
     def __init__(self, path: Path, meter: Meter):
         self.path, self.meter, self.total = path, meter, max(path.stat().st_size, 1)
@@ -57,11 +57,11 @@ class JsonStream:
         want = CHUNK
         while True:
             try:
-                found, end = json.JSONDecoder().raw_decode(self.text, self.at)
-                if end < len(self.text) or self.ended:  # else a number may go on
-                    self.check_depth(found, end)
+                value, end = json.JSONDecoder().raw_decode(self.text, self.at)
+                if end < len(self.text) or self.ended:  # otherwise a number may continue
+                    self.check_depth(value, end)
                     self.at = end
-                    return found
+                    return value
             except json.JSONDecodeError as error:
                 cut = error.msg.startswith("Unterminated") or error.pos >= len(self.text) - 16
                 if self.ended or not cut:
@@ -74,7 +74,7 @@ class JsonStream:
             if bad := too_much_json(self.text, self.at):  # all of it belongs to this value
                 raise self.refused(bad)
             self.more(want)
-            want = min(2 * want, LARGEST_CHUNK)  # so that a long value is not tried too often
+            want = min(2 * want, LARGEST_CHUNK)  # so that a long value is not parsed too often
 
     def check_depth(self, value: Any, end: int) -> None:
         lists = sum(self.text.count(bracket, self.at, end) for bracket in "[{")
@@ -82,7 +82,7 @@ class JsonStream:
             raise self.refused(TOO_DEEP)
 
     def peek(self) -> str:
-        """The next character that is not a space; nothing at the end."""
+        """The next character that is not a space; empty at the end."""
         while True:
             self.at = SPACE.match(self.text, self.at).end()  # type: ignore[union-attr]
             if self.at < len(self.text):
@@ -92,12 +92,12 @@ class JsonStream:
             self.more(CHUNK)
 
     def expect(self, characters: str) -> str:
-        found = self.peek()
-        if not found or found not in characters:
-            what = f"found {found!r}" if found else "the file ends"
+        character = self.peek()
+        if not character or character not in characters:
+            what = f"found {character!r}" if character else "the file ends"
             raise self.error(f"expected {' or '.join(characters)}, {what}")
         self.at += 1
-        return found
+        return character
 
     def more(self, size: int) -> None:
         try:
@@ -118,7 +118,7 @@ class JsonStream:
         self.meter.at(self.raw.tell(), self.total, f"reading {self.path.name}")
 
     def error(self, what: str) -> MixflError:
-        return self.refused(f"is not valid JSON ({what}); is the file cut off?")
+        return self.refused(f"is not valid JSON ({what}); is the file truncated?")
 
     def refused(self, what: str) -> MixflError:
         line = self.line()

@@ -1,9 +1,9 @@
 """LEAF: JSON files with `users`, `num_samples` and `user_data` {user: {"x": [...], "y": [...]}}.
 
-    x, y   numbers: int32 or float32 of the shape they have
-    text   where x is text and y the character after it (Shakespeare): code points, as other text
+    x, y   numbers: int32 or float32, with their own shape
+    text   if x is text and y the character after it (Shakespeare): code points, as in other formats
 
-A file is read user by user, never as a whole.
+A file is read one user at a time.
 """
 
 import json
@@ -50,8 +50,8 @@ class Leaf(Table):
                 )
             if len(users) != seen:
                 raise MixflError(
-                    f"{path}: users names {len(users)}, user_data has {seen}: the file "
-                    "is damaged, or joined wrongly."
+                    f"{path}: users has {len(users)} names, but user_data has {seen}: the file is "
+                    "damaged, or was merged incorrectly."
                 )
 
     def examples(self, path: Path, at: int, user: str, data: Any) -> Iterator[Record]:
@@ -77,8 +77,8 @@ class Leaf(Table):
         sequence = plain(x + y) if isinstance(y, str) else ""
         if self.shapes or not isinstance(y, str) or len(y) != 1 or len(sequence) < 2:
             raise MixflError(
-                f"{place}: x is {x[:40]!r}, y is {json.dumps(y)[:40]}. Text is read where y is "
-                "the character after x. For images by name, prepare the format celeba or images."
+                f"{place}: x is {x[:40]!r}, y is {json.dumps(y)[:40]}. If x is text, y must be the "
+                "character after it. For images by name, use the format celeba or images."
             )
         self.text = True
         return Record(client, sequence.encode(), label=y)

@@ -3,8 +3,8 @@
     context   int32 [10]  up to 10 movies that the user rated before, oldest first, then zeros
     movie     int32       the next one
 
-Movies keep their official numbers. A user's first rating has no context and is no example.
-The titles of `movies.dat` (or `u.item`), if it lies beside, go into the store's `titles.json`.
+Movies keep their official numbers. A user's first rating has no context, so it makes no example.
+If `movies.dat` (or `u.item`) is in the same folder, its titles go into the store's `titles.json`.
 """
 
 import re
@@ -37,7 +37,7 @@ class MovieLens(Format):
             )
         listed = find(path.parent, "u.item" if path.name.startswith("u.data") else "movies.dat")
         if listed is not None:
-            self.beside["titles.json"] = dict(titles(listed, self.meter))
+            self.extra_files["titles.json"] = dict(titles(listed, self.meter))
         for number, line in lines(path, self.meter, "latin-1", SHORT_LINE):
             row = ROW.fullmatch(line)
             user, movie = (int(row[1]), int(row[3])) if row else (0, 0)
@@ -45,7 +45,7 @@ class MovieLens(Format):
                 raise wrong(
                     path, number, f"found {line[:60]!r}, expected user::movie::rating::time (or "
                     "with tabs): whole numbers from 1, and a rating from 0.5 to 5; is the file "
-                    "cut off?"
+                    "truncated?"
                 )  # fmt: skip
             yield Record(str(user), struct.pack("<i", movie), int(row[5]))
 
@@ -69,13 +69,13 @@ def titles(path: Path, meter: Meter) -> Iterator[tuple[str, str]]:
         if whole(movie, 1) is None or not title.strip() or not rest:
             raise wrong(
                 path, number, f"found {line[:60]!r}, expected movie{between}title{between}... "
-                "with the movie's number from 1; is the file cut off?"
+                "with the movie's number from 1; is the file truncated?"
             )  # fmt: skip
         yield str(int(movie)), plain(_decoded(title.strip()))
 
 
 def _decoded(title: str) -> str:
-    """The official files are Latin-1, some copies (and later editions) UTF-8."""
+    """The official files are Latin-1; some copies and later editions are UTF-8."""
     try:
         return title.encode("latin-1").decode("utf-8")
     except UnicodeDecodeError:

@@ -1,4 +1,4 @@
-"""Clients for data that has none: records are dealt to N new clients as they are read."""
+"""Assigns the records of data without clients to N new clients, while they are read."""
 
 from collections.abc import Iterable, Iterator
 
@@ -20,7 +20,8 @@ def deal(records: Iterable[Record], how: Partition, seed: int) -> Iterator[Recor
 
 
 def _iid(how: Partition, rng: np.random.Generator):
-    """Round by round, each in a new order: sizes differ by one at most."""
+    """Deals one record to each client in turn, in a new order each time: sizes differ by at most
+    one."""
     record = yield -1
     while record:
         for client in rng.permutation(how.clients).tolist():
@@ -28,7 +29,7 @@ def _iid(how: Partition, rng: np.random.Generator):
 
 
 def _dirichlet(how: Partition, rng: np.random.Generator):
-    """Each label goes to the clients in proportions drawn once from Dirichlet(alpha)."""
+    """Deals each label to clients in proportions drawn once from Dirichlet(alpha)."""
     shares: dict[str, np.ndarray] = {}
     record = yield -1
     while True:
@@ -43,7 +44,7 @@ def _dirichlet(how: Partition, rng: np.random.Generator):
                     f"partition dirichlet found more than {MOST_LABELS:,} labels: name a column of "
                     "classes with the option label, or use iid:CLIENTS."
                 )
-            # By logarithms: with a small alpha, draws from the gamma distribution underflow.
+            # In logarithms: with a small alpha, draws from the gamma distribution underflow.
             draws = np.log(rng.standard_gamma(how.alpha + 1, how.clients))
             draws += np.log1p(-rng.random(how.clients)) / how.alpha
             shares[record.label] = np.cumsum(np.exp(draws - draws.max()))

@@ -1,4 +1,4 @@
-"""Files read line by line, with the place of whatever is wrong in them."""
+"""Reads files line by line, with errors that name the file and the line."""
 
 import codecs
 import gzip
@@ -25,7 +25,7 @@ Report = Callable[[int, int, str], None]
 
 
 class Meter:
-    """Passes on how far the work is, a few times a second and at the end of each step."""
+    """Reports progress a few times a second, and at the end of each step."""
 
     def __init__(self, report: Report | None):
         self.report, self.next = report, 0.0
@@ -44,7 +44,7 @@ def wrong(path: Path, line: int, what: str) -> MixflError:
 def lines(
     path: Path, meter: Meter, encoding: str = "utf-8", longest: int = LONGEST
 ) -> Iterator[tuple[int, str]]:
-    """Numbered lines without their end, of a file that may be compressed (.gz)."""
+    """Numbered lines, without line endings, of a file that may be compressed (.gz)."""
     number, size, total = 0, 0, max(path.stat().st_size, 1)
     with path.open("rb") as raw:
         file: Any = gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else raw
@@ -76,7 +76,7 @@ def lines(
 
 
 def json_lines(path: Path, meter: Meter) -> Iterator[tuple[int, dict[str, Any]]]:
-    """An object per line; empty lines are left out."""
+    """One object per line; empty lines are skipped."""
     for number, line in lines(path, meter):
         if line.strip():
             value = from_json(line, path, number)
@@ -93,28 +93,28 @@ def from_json(text: str, path: Path, number: int) -> Any:
     except RecursionError:
         raise wrong(path, number, f"{TOO_DEEP}.") from None
     except ValueError as error:
-        raise wrong(path, number, f"is not valid JSON ({error}); is the file cut off?") from None
+        raise wrong(path, number, f"is not valid JSON ({error}); is the file truncated?") from None
     if text.count("[") + text.count("{") > DEPTH and too_deep(value):
         raise wrong(path, number, f"{TOO_DEEP}.")
     return value
 
 
 def whole(text: str, low: int = 0, high: int = 2**31 - 1) -> int | None:
-    """The number, if the text is one written with up to 18 plain digits, within bounds."""
+    """The number, if the text is a whole number of up to 18 digits within the bounds."""
     if WHOLE.fullmatch(text) and low <= int(text) <= high:
         return int(text)
     return None
 
 
 def plain(text: str) -> str:
-    """Text that can be stored: no half characters (lone surrogates), no zeros (padding)."""
+    """Text that can be stored: no lone surrogates, no zeros (which mean padding)."""
     if not text.isascii():
         text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     return text.replace("\0", "")
 
 
 def name(value: object) -> str | None:
-    """A client's name from a JSON value: a text that is not empty, or a whole number."""
+    """A client's name from a JSON value: a nonempty text or a whole number."""
     if isinstance(value, str):
         return plain(value)[:1000] or None
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63:
@@ -123,21 +123,21 @@ def name(value: object) -> str | None:
 
 
 def find(folder: Path, *names: str) -> Path | None:
-    """The first of the names that is there, as it is or compressed."""
+    """The first of the names that exists, plain or compressed."""
     tries = [folder / (n + end) for n in names for end in ("", ".gz")]
     return next((path for path in tries if path.is_file()), None)
 
 
 def files(source: Path, *suffixes: str) -> list[Path]:
-    """The source itself, or the files below it (with one of the suffixes), in order of name."""
+    """The source itself, or all files below it (with one of the suffixes), sorted by name."""
     if source.is_file():
         return [source]
-    found = [
+    paths = [
         p for p in source.rglob("*")
         if p.is_file() and not any(part.startswith(".") for part in p.relative_to(source).parts)
         and (not suffixes or p.name.removesuffix(".gz").endswith(suffixes))
     ]  # fmt: skip
-    if not found:
+    if not paths:
         kind = f" that end in {', '.join(suffixes)}" if suffixes else ""
-        raise MixflError(f"{source} has no files{kind}: give the file or the folder that has them.")
-    return sorted(found)
+        raise MixflError(f"{source} has no files{kind}: give the file, or the folder with them.")
+    return sorted(paths)

@@ -1,8 +1,8 @@
-"""Records by client, outside of memory.
+"""Groups records by client on disk instead of in memory.
 
-They lie in a temporary SQLite database that has no name in any folder (SQLite removes it when
-it is opened, so that nothing stays behind however the program ends). It is in the folder that
-SQLITE_TMPDIR or TMPDIR names, else in /var/tmp.
+The records are in a temporary SQLite database without a name in any folder: SQLite unlinks it as
+soon as it is open, so nothing is left behind however the program ends. It is stored in the folder
+that SQLITE_TMPDIR or TMPDIR names, otherwise in /var/tmp.
 """
 
 import itertools
@@ -21,12 +21,12 @@ def natural(client: str) -> str:
 
 
 def site_key(site: str) -> str:
-    """In the same order; sites that differ in leading zeros only stay apart."""
+    """A key with the same order. Sites that differ only in leading zeros stay separate."""
     return f"{natural(site)}\0{site}" if site else ""
 
 
 class Spill:
-    """Takes records in any order and gives them back client by client, in order of site and id."""
+    """Takes records in any order and returns them client by client, in order of site and id."""
 
     def __init__(self) -> None:
         self.db = sqlite3.connect("", isolation_level=None)
@@ -67,13 +67,13 @@ class Spill:
         )
 
     def count(self, part: str, minimum: int) -> tuple[int, int]:
-        """Clients with at least so many records, and clients with fewer."""
+        """The number of clients with at least `minimum` records, and of those with fewer."""
         query = "SELECT total(size >= ?), total(size < ?) FROM clients WHERE part = ?"
         enough, fewer = self.db.execute(query, (minimum, minimum, part)).fetchone()
         return int(enough), int(fewer)
 
     def sites(self, part: str, minimum: int) -> Iterator[str]:
-        """The site of each of the clients that `clients` gives."""
+        """The site of each client that `clients` yields."""
         query = "SELECT site FROM clients WHERE part = ? AND size >= ? ORDER BY site, key, client"
         return (site for (site,) in self.db.execute(query, (part, minimum)))
 
@@ -90,7 +90,7 @@ class Spill:
 
 
 class Lookup:
-    """Names and values outside of memory, for files that belong together row by row."""
+    """A dict on disk, for joining two files by name."""
 
     def __init__(self) -> None:
         self.db = sqlite3.connect("", isolation_level=None)

@@ -1,8 +1,8 @@
 """Tables with a client column: Parquet, CSV (with a header), JSON lines.
 
-Columns of numbers, and of lists of numbers of one length, become columns of the store; others
-are left out and named. The first row of a CSV or JSONL file says which are which. Whole numbers
-become int32, others float32; Parquet's narrower types stay.
+Columns of numbers, or of lists of numbers of equal length, become columns of the store. Others are
+left out and listed. The first row of a CSV or JSONL file decides which columns have numbers. Whole
+numbers become int32, others float32; Parquet's narrower types stay.
 """
 
 import math
@@ -21,10 +21,10 @@ from mixfl.data.limits import FOOTER, LISTS, ROWS, SHORT_LINE
 from mixfl.errors import MixflError
 
 NUMBER = re.compile(r"\s*[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?\s*")
-EXACT = 2.0**53  # from here on, 64-bit numbers leave out whole ones
+EXACT = 2.0**53  # from here on, not every whole number is a 64-bit float
 LARGEST = 2.0**127  # about the largest 32-bit number
 SUFFIXES = (".parquet", ".csv", ".jsonl", ".ndjson")
-Row = tuple[int, dict[str, Any]]  # its line (or number) and its values
+Row = tuple[int, dict[str, Any]]  # its line (or row number) and its values
 
 
 class Table(Format):
@@ -33,7 +33,7 @@ class Table(Format):
     def __init__(self, *args):
         super().__init__(*args)
         self.shapes: dict[str, tuple[int, ...]] = {}  # of the columns that are kept
-        self.kinds: dict[str, np.dtype] = {}  # as Parquet says, else found in the values
+        self.kinds: dict[str, np.dtype] = {}  # from Parquet's schema; otherwise by the values
         self.fractions: set[str] = set()  # columns with a value that is not whole
         self.client = self.given.client or "client"
         self.label = self.given.label or "label"
@@ -57,7 +57,7 @@ class Table(Format):
         raise MixflError(f"{path}: expected a file that ends in {', '.join(SUFFIXES)}.")
 
     def field(self, column: str, text: str) -> str | float:
-        """A field of a CSV file, as a number if it is one."""
+        """A field of a CSV file, converted to a number if it is one."""
         if column != self.client and NUMBER.fullmatch(text):
             return float(text)
         return text
@@ -74,7 +74,7 @@ class Table(Format):
             with pq.ParquetFile(path, **limits) as file:
                 names = file.schema_arrow.names
                 wanted, texts = self.wanted(file.schema_arrow)
-            # A long text that all rows have is in the file once, and stays so in a dictionary.
+            # A text that many rows share is in the file once, and stays so in a dictionary.
             with pq.ParquetFile(path, read_dictionary=texts, **limits) as file:
                 total = max(file.metadata.num_rows, 1)
                 for batch in file.iter_batches(batch_size=1024, columns=wanted):
@@ -86,15 +86,15 @@ class Table(Format):
                     self.meter.at(number, total, f"reading {path.name}")
         except (MixflError, GeneratorExit):
             raise
-        except Exception as error:  # whatever a damaged file makes Arrow raise
+        except Exception as error:  # a damaged file can make Arrow raise anything
             raise wrong(path, number + 1, f"the Parquet file is damaged: {error}.") from None
 
     def wanted(self, schema: Any) -> tuple[list[str], list[str]]:
-        """The columns of a Parquet file that are read (numbers, the client and the label), and
-        which of them are texts."""
+        """The columns of a Parquet file to read (numbers, the client and the label), and which of
+        them are texts."""
         import pyarrow as pa
 
-        found, texts = [], []
+        names, texts = [], []
         for field in schema:
             kind = _leaf(field.type)
             if pa.types.is_integer(kind) or pa.types.is_floating(kind):
@@ -103,8 +103,8 @@ class Table(Format):
                 texts.append(field.name)
             elif not pa.types.is_boolean(kind) and field.name not in (self.client, self.label):
                 continue
-            found.append(field.name)
-        return found, texts
+            names.append(field.name)
+        return names, texts
 
     def choose(self, path: Path, number: int, row: dict[str, Any]) -> None:
         others = []
@@ -147,8 +147,8 @@ class Table(Format):
         if client is None and self.given.partition is None:
             raise wrong(
                 path, number, f"there is no client in the column '{self.client}' (the columns are "
-                f"{', '.join(list(row)[:20])}): name it with the option client, or deal the rows "
-                "to clients with the option partition."
+                f"{', '.join(list(row)[:20])}): name it with the option client, or assign rows to "
+                "clients with the option partition."
             )  # fmt: skip
         label = row.get(self.label)
         return Record(
@@ -162,14 +162,14 @@ class Table(Format):
         for column, shape in self.shapes.items():
             width = math.prod(shape)
             a = flat[:, at : at + width].reshape(len(flat), *shape)
-            found = np.float64 if column in self.fractions else np.int64
-            columns[column] = a.astype(self.kinds.get(column, np.dtype(found)))
+            default = np.float64 if column in self.fractions else np.int64
+            columns[column] = a.astype(self.kinds.get(column, np.dtype(default)))
             at += width
         return columns
 
 
 def _too_large(batch: Any) -> str:
-    """What is too large in rows of a Parquet file, if anything is."""
+    """What is too large in these rows of a Parquet file; empty if nothing is."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -186,7 +186,7 @@ def _too_large(batch: Any) -> str:
 
 
 def _leaf(kind: Any) -> Any:
-    """The type of the values in lists, or in a dictionary, of an Arrow type."""
+    """The type of the values inside nested lists or a dictionary."""
     while True:
         if hasattr(kind, "storage_type"):
             kind = kind.storage_type

@@ -2,8 +2,8 @@
 
     text   int32 [length + 1]   Unicode code points, zeros at the end
 
-A text is cut into sequences of `length` characters and the one after: the last character of
-a sequence is the first of the next, so that each is predicted once. The vocabulary is chosen
+A text is cut into sequences of `length` characters plus the next one. The last character of a
+sequence is the first of the next, so each character is predicted once. The vocabulary is chosen
 when a model is trained.
 """
 
@@ -20,7 +20,7 @@ USER = ("user", "user_id", "client", "client_id", "author")
 
 
 class Text(Format):
-    """A record is a text in UTF-8."""
+    """A format whose records are texts in UTF-8."""
 
     options: tuple[str, ...] = ("length", "normalize")
 
@@ -32,7 +32,7 @@ class Text(Format):
         return {"text": np.concatenate(rows)}
 
     def pieces(self, client: str, text: str, site: str = "") -> Iterator[Record]:
-        """The text as a record, unless nothing can be predicted in it."""
+        """The text as a record, unless it is too short to predict anything."""
         text = plain(text)
         if self.given.normalize:
             text = normalized(text)
@@ -43,7 +43,7 @@ class Text(Format):
 
 
 class TextByUser(Text):
-    """JSON lines: {"user": id, "texts": [text, ...]} (or "text"), and "site" where there is one."""
+    """JSON lines: {"user": id, "texts": [text, ...]} (or "text"), and optionally "site"."""
 
     options = ("length", "normalize", "client")
 
@@ -68,7 +68,7 @@ class TextByUser(Text):
 
 
 def sequences(text: str, length: int) -> int:
-    """How many `windows` makes: each character but the first is predicted once."""
+    """How many sequences `windows` makes: each character except the first is predicted once."""
     return -(-max(len(text) - 1, 0) // length)
 
 
@@ -82,8 +82,9 @@ def windows(text: str, length: int) -> np.ndarray:
 
 
 def normalized(text: str) -> str:
-    """As TFF describes its Stack Overflow data: lower case, ASCII only, tokens set apart by
-    spaces (apostrophes and hyphens stay in their word), addresses replaced by one token."""
+    """Text in the form that TFF describes for its Stack Overflow data: lower case, ASCII only,
+    tokens separated by spaces (apostrophes and hyphens stay in their word), addresses replaced by
+    one token."""
     text = re.sub("&#[0-9]{20,};?", "\ufffd", text)  # Python refuses to read very long numbers
     text = html.unescape(text).lower()
     text = re.sub(r"(?:https?://|www\.)\S+", " \0 ", text)

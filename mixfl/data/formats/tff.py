@@ -1,9 +1,9 @@
 """TFF's SQLite files: examples(split_name, client_id, serialized_example_proto).
 
-tff-celeba gives the columns of `celeba`, tff-stackoverflow (its tokens) those of the text
-formats. Unless the official split is asked for, all examples are taken, each once.
+tff-celeba makes the columns of `celeba`; tff-stackoverflow makes those of the text formats from its
+tokens. Unless the official split is requested, every example is used once.
 
-A database can hold more than data: views, triggers and virtual tables run when a table is read.
+A database can contain more than data: views, triggers and virtual tables run when a table is read.
 Only plain tables are read here, and nothing that the file itself defines is run.
 """
 
@@ -23,20 +23,20 @@ from mixfl.data.limits import EXAMPLE
 from mixfl.errors import MixflError
 
 Used = TypeVar("Used")
-# SQLite goes by these texts of a schema, whatever else it says. Virtual tables are not among them.
+# SQLite recognizes the entries of a schema by these texts. Virtual tables are not among them.
 KNOWN = (
     b"CREATE TABLE ", b"CREATE INDEX ", b"CREATE UNIQUE INDEX ", b"CREATE VIEW ", b"CREATE TRIGGER "
 )  # fmt: skip
 
 
 class Tff(Format):
-    """A record is the number of a row: the examples themselves stay where they are."""
+    """A format whose records are row numbers: the examples themselves stay in the file."""
 
     splits: dict[str, str] = {}  # TFF's name: ours
 
     def records(self) -> Iterator[Record]:
         self.check()
-        found = False
+        any_example = False
         try:
             self.db = connect(self.source)
             if bad := not_plain(self.db):
@@ -45,20 +45,20 @@ class Tff(Format):
                 part = self.splits.get(self.text(row, split))
                 if part is None:
                     continue
-                found, user = True, name(self.text(row, client))
+                any_example, user = True, name(self.text(row, client))
                 if user is None:
                     raise MixflError(f"{self.source}, row {row}: client_id is empty.")
                 yield Record(user, b"%d" % row, part=part)
         except (sqlite3.Error, OverflowError) as error:
             raise self.wrong(str(error)) from None
-        if not found:
+        if not any_example:
             raise MixflError(
-                f"{self.source}: no row has one of the split_name {', '.join(self.splits)}: is "
-                "this the file of another data set?"
+                f"{self.source}: no row has a split_name of {', '.join(self.splits)}: is this "
+                "another data set's file?"
             )
 
     def rows(self) -> Iterator[tuple[int, Any, Any]]:
-        """In order. Pages that point to each other in a circle would give rows without end."""
+        """Rows in order. If pages of the file formed a cycle, rows would never end: an error."""
         scan = "FROM examples NOT INDEXED ORDER BY rowid"
         last = self.db.execute(f"SELECT rowid {scan} DESC LIMIT 1").fetchone() or (0,)
         before = None
@@ -70,7 +70,7 @@ class Tff(Format):
             self.meter.at(max(row, 0), max(last[0], 1), f"reading {self.source.name}")
 
     def check(self) -> None:
-        """SQLite itself reads what is cut off as zeros."""
+        """Checks the file's header and length: SQLite itself reads a missing end as zeros."""
         if not self.source.is_file():
             raise self.wrong("this is a folder")
         with self.source.open("rb") as file:
@@ -81,11 +81,11 @@ class Tff(Format):
         expected = (65536 if page == 1 else page) * int.from_bytes(head[28:32], "big")
         size = self.source.stat().st_size
         if head[24:28] == head[92:96] and size < expected:
-            raise self.wrong(f"it is cut off: {size:,} of {expected:,} bytes")
+            raise self.wrong(f"it is truncated: {size:,} of {expected:,} bytes")
 
     def wrong(self, what: str) -> MixflError:
         return MixflError(
-            f"{self.source}: expected an SQLite file of TFF with a table examples(split_name, "
+            f"{self.source}: expected one of TFF's SQLite files, with a table examples(split_name, "
             f"client_id, serialized_example_proto), but {what}."
         )
 
@@ -100,7 +100,7 @@ class Tff(Format):
         return {c: np.concatenate([r[c] for r in rows]) for c in rows[0]}
 
     def read(self, row: bytes, use: Callable[[dict[str, Feature]], Used]) -> Used:
-        """What `use` makes of the features in a row."""
+        """Applies `use` to the features of a row."""
         query = "SELECT serialized_example_proto FROM examples WHERE rowid = ?"
         try:
             proto = self.db.execute(query, (int(row),)).fetchone()[0]
@@ -110,7 +110,7 @@ class Tff(Format):
         except (sqlite3.Error, ValueError, TypeError, KeyError) as error:
             what = f"no feature {error}" if isinstance(error, KeyError) else str(error)
             raise MixflError(
-                f"{self.source}, row {int(row)}: the example is damaged or of another data set "
+                f"{self.source}, row {int(row)}: the example is damaged, or from another data set "
                 f"({what})."
             ) from None
 
@@ -119,7 +119,7 @@ class Tff(Format):
 
 
 def connect(path: Path) -> sqlite3.Connection:
-    """To read only, by what SQLite advises for files of unknown origin."""
+    """Opens the file read-only, as SQLite advises for files of unknown origin."""
     uri = f"file:{quote(str(path.resolve()))}?mode=ro&immutable=1"
     db = sqlite3.connect(uri, uri=True)
     db.text_factory = bytes
@@ -132,12 +132,12 @@ def connect(path: Path) -> sqlite3.Connection:
 
 
 def not_plain(db: sqlite3.Connection) -> str:
-    """What keeps `examples` from being a table with nothing but data, if anything does."""
+    """Why `examples` is not a plain table of data; empty if it is."""
     for kind, called, sql in db.execute("SELECT type, name, sql FROM sqlite_master"):
         if sql is not None and not (isinstance(sql, bytes) and sql.startswith(KNOWN)):
-            return f"it has something else than tables: {str(sql)[:60]}"
+            return f"it contains more than tables: {str(sql)[:60]}"
         if kind == b"view" and isinstance(called, bytes) and called.lower() == b"examples":
-            return "examples is a view there, which runs queries of its own"
+            return "its examples is a view, which runs queries of its own"
     for _, column, _, _, _, _, hidden in db.execute("PRAGMA table_xinfo(examples)"):
         if hidden or column.lower() == b"rowid":
             return f"its column {column.decode(errors='replace')!r} is not a plain one"
@@ -145,7 +145,7 @@ def not_plain(db: sqlite3.Connection) -> str:
 
 
 def _reads_only(action: int, what: str | None, *more: str | None) -> int:
-    """Whether SQLite may do a step of a query: no functions, no recursion, nothing for a view."""
+    """Whether SQLite may perform a step of a query: no functions, recursion or views."""
     *_, view = more
     allowed = {
         sqlite3.SQLITE_SELECT: (None,),
@@ -167,7 +167,7 @@ class TffCelebA(Tff):
         if not whole or image.shape != (84 * 84 * 3,) or smiling.shape != (1,):
             raise ValueError(f"image has {image.shape}, smiling {smiling.shape} values")
         if image.min() < 0 or image.max() > 255:
-            raise ValueError("image has values beyond 0 to 255")
+            raise ValueError("image has values outside 0 to 255")
         pixels = image.astype(np.uint8).reshape(1, 84, 84, 3)
         return {"image": pixels, "smiling": (smiling != 0).astype(np.uint8)}
 
@@ -190,7 +190,7 @@ class TffStackOverflow(Tff):
 
 
 def tokens(features: dict[str, Feature]) -> str:
-    found = features["tokens"]
-    if not isinstance(found, list) or len(found) != 1:
+    texts = features["tokens"]
+    if not isinstance(texts, list) or len(texts) != 1:
         raise ValueError("tokens is not one text")
-    return plain(found[0].decode("utf-8"))
+    return plain(texts[0].decode("utf-8"))

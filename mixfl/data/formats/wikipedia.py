@@ -1,7 +1,7 @@
 """Wikipedia: JSON lines with `text`, WikiExtractor's <doc> blocks, or plain text.
 
-A file's first line tells which. An article is a client; plain text, which has no articles, is
-cut into clients of about 64,000 characters. A folder stands for all files below it.
+A file's first line decides which. An article is a client; plain text, which has no articles, is cut
+into clients of about 64,000 characters. A folder means all files below it.
 """
 
 import re
@@ -41,11 +41,11 @@ class Wikipedia(Text):
         article, begun, text = "", 0, _Joined()
         for number, line in lines(path, self.meter):
             if line.startswith("<doc "):
-                found = DOC.fullmatch(line) if len(line) < SHORT_LINE else None
-                if article or not found:
-                    why = f"the one of line {begun} has no </doc>" if article else 'no id="..."'
+                doc = DOC.fullmatch(line) if len(line) < SHORT_LINE else None
+                if article or not doc:
+                    why = f"the one in line {begun} has no </doc>" if article else 'has no id="..."'
                     raise wrong(path, number, f"begins an article, but {why}.")
-                article, begun = found[1], number
+                article, begun = doc[1], number
             elif line == "</doc>":
                 yield from self.pieces(article, text.take())
                 article = ""
@@ -56,7 +56,7 @@ class Wikipedia(Text):
             elif line.strip():
                 raise wrong(path, number, f"text outside of an article: {line[:40]!r}.")
         if article:
-            raise wrong(path, begun, "the article has no </doc>: the file is cut off.")
+            raise wrong(path, begun, "the article has no </doc>: the file is truncated.")
 
     def from_plain(self, path: Path) -> Iterator[Record]:
         text, count = _Joined(), 0
@@ -70,7 +70,7 @@ class Wikipedia(Text):
 
 
 class _Joined:
-    """Lines on their way to a text."""
+    """Collects the lines of a text."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []

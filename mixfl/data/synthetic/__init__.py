@@ -1,1 +1,1 @@
-"""Synthetic data, one generator per task: made in seconds from a seed, with a difficulty."""
+"""Synthetic data for each task, made in seconds from a seed and a difficulty."""

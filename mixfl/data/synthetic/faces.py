@@ -1,8 +1,8 @@
-"""Synthetic data for the smile task: small drawn faces on clients with a style of their own.
+"""Synthetic data for the smile task: small drawn faces, with a different style for each client.
 
 The label changes one number of a face, the bend of its mouth. Everything else (pose, skin, hair,
-light, teeth, noise) is drawn without regard to the label, so a model that has seen only smiling
-faces can hardly tell the labels apart: the effect that mixed federated learning repairs.
+light, teeth, noise) does not depend on the label, so a model that has seen only smiling faces can
+hardly tell the labels apart. Mixed federated learning repairs this.
 
 A face is drawn in layers on a square from -1 to 1 (x to the right, y downwards).
 """
@@ -22,7 +22,7 @@ _TRAITS = {
     "brow": (0.0, 0.015, 0.02),
     "mouth_width": (0.33, 0.015, 0.02),
     "lips": (0.06, 0.006, 0.006),
-    "open": (0.02, 0.015, 0.045),  # half the opening of the mouth; closed where negative
+    "open": (0.02, 0.015, 0.045),  # half the opening of the mouth; closed if negative
     "teeth": (0.75, 0.1, 0.25),  # brightness of the open mouth, from dark to teeth
     "fringe": (-0.40, 0.07, 0.0),
     "parting": (0.0, 0.15, 0.0),
@@ -40,24 +40,24 @@ _CHUNK = 2**17  # pixels drawn at a time, so that a plane stays in the cache
 def faces(
     clients: int, per_client: int, *, size: int = 84, difficulty: float = 0.5, seed: int = 0
 ) -> dict[str, np.ndarray]:
-    """Draw smiling and unsmiling faces of many clients.
+    """Draws smiling and unsmiling faces of many clients.
 
-    Returns `{"image": uint8 [n, size, size, 3], "smiling": uint8 [n], "client": int64 [n]}`, rows
-    grouped by client, clients numbered from 0. The same arguments give the same bits.
+    Returns `{"image": uint8 [n, size, size, 3], "smiling": uint8 [n], "client": int64 [n]}`, with
+    rows grouped by client and clients numbered from 0. The same arguments give the same bits.
 
-    A client has Poisson(per_client) images, at least 2, of which half smile (the odd one falls
+    A client has Poisson(per_client) images, at least 2. Half of them smile (the odd one may go
     either way). Its style is skin tone, hair, clothes, background, light and usual pose; its images
-    vary around that. The mouth bends by a Gaussian of mean +0.18 (smiling: corners up) or -0.1 (not
-    smiling: straight or turned down), in units of about half the image. Its deviation grows with
-    the difficulty d: the means are 7, 3.6 and 2.4 deviations apart at d = 0, 0.5 and 1, so that not
-    even the bend itself ranks with an AUC above 1.0, 0.995 and 0.955. An image's own variation of
-    pose (shifts of 0.75 to 2.25 % of its size) and the pixel noise (0.02 to 0.07) grow with d too.
+    vary around that. The bend of the mouth is Gaussian with mean +0.18 (smiling: corners up) or
+    -0.1 (not smiling: straight or turned down), in units of about half the image. Its deviation
+    grows with the difficulty d: at d = 0, 0.5 and 1, the means are 7, 3.6 and 2.4 deviations apart,
+    so even the true bend has an AUC of only 1.0, 0.995 and 0.955. An image's own variation of pose
+    (shifts of 0.75 to 2.25 % of its size) and the pixel noise (0.02 to 0.07) grow with d too.
     """
     _check(clients, per_client, size, difficulty, seed)
     rng = np.random.default_rng(seed)
     client = np.repeat(np.arange(clients), np.maximum(2, rng.poisson(per_client, clients)))
     n = len(client)
-    # a random order within each client; every second place in it smiles
+    # in a random order within each client, every second face smiles
     smiling = np.lexsort((rng.random(n), client)) % 2
 
     traits: dict[str, np.ndarray] = {}
@@ -71,7 +71,7 @@ def faces(
     traits["hair"] = (rng.random(clients) < 0.9)[client]
 
     skin = _mix(_SKIN, rng.random(clients))
-    colours = {
+    colors = {
         "skin": skin,
         "hair": _mix(_HAIR, rng.random(clients) ** 1.5),
         "lips": 0.62 * skin * (1.1, 0.6, 0.65),
@@ -87,7 +87,7 @@ def faces(
         rows = slice(start, start + step)
         image[rows] = _draw(
             {k: v[rows, None, None].astype(np.float32) for k, v in traits.items()},
-            {k: v[client[rows]].T[..., None, None].astype(np.float32) for k, v in colours.items()},
+            {k: v[client[rows]].T[..., None, None].astype(np.float32) for k, v in colors.items()},
             size,
             0.02 + 0.05 * float(difficulty),
             rng,
@@ -97,7 +97,7 @@ def faces(
 
 def _draw(
     t: dict[str, np.ndarray],  # traits, each [n, 1, 1]
-    c: dict[str, np.ndarray],  # colours, each [3, n, 1, 1]
+    c: dict[str, np.ndarray],  # colors, each [3, n, 1, 1]
     size: int,
     noise: float,
     rng: np.random.Generator,
@@ -117,8 +117,8 @@ def _draw(
     ) -> np.ndarray:
         return edge((1 - np.sqrt((x / a) ** 2 + (y / b) ** 2)) * np.minimum(a, b, dtype=np.float32))
 
-    def paint(mask: np.ndarray, colour: np.ndarray | np.float32) -> None:
-        for plane, value in zip(canvas, np.broadcast_to(colour, c["skin"].shape), strict=True):
+    def paint(mask: np.ndarray, color: np.ndarray | np.float32) -> None:
+        for plane, value in zip(canvas, np.broadcast_to(color, c["skin"].shape), strict=True):
             plane += mask * (value - plane)
 
     canvas = c["top"] + (c["bottom"] - c["top"]) * (down + 1) / 2 + np.zeros_like(x)
@@ -153,7 +153,7 @@ def _draw(
 
 
 def _mix(palette: np.ndarray, where: np.ndarray) -> np.ndarray:
-    """Return colours along a palette, `where` from 0 (its first) to 1 (its last): [n, 3]."""
+    """Colors along a palette, `where` from 0 (its first) to 1 (its last): [n, 3]."""
     stops = np.linspace(0, 1, len(palette))
     return np.stack([np.interp(where, stops, channel) for channel in palette.T], axis=1)
 

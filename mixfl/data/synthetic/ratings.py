@@ -1,8 +1,7 @@
-"""Synthetic data for the movie task: what users with tastes watch one after the other.
+"""Synthetic data for the movie task: the movies that users with different tastes watch in turn.
 
-A movie has one of several genres and a popularity; a user has tastes, and a mood that lasts for
-a few movies. What comes next is therefore told by the genre of the movies just before. The
-numbers of the movies say nothing about their genre.
+A movie has a genre and a popularity. A user has tastes, and a mood that lasts for a few movies. So
+the genre of the last movies predicts the next one. A movie's number says nothing about its genre.
 """
 
 import itertools
@@ -17,20 +16,20 @@ PER_GENRE = 40  # movies
 def ratings(
     users: int, movies: int, per_user: int, *, difficulty: float = 0.5, seed: int = 0
 ) -> dict[str, np.ndarray]:
-    """Draw what each user watches, as examples of the next movie after up to ten others.
+    """Draws what each user watches, as examples: up to ten movies, and the next one.
 
-    Returns `{"context": int32 [n, 10], "movie": int32 [n], "user": int64 [n]}`, rows grouped by
-    user and in order of time, as `mixfl data prepare movielens` makes them: movies count from 1,
-    a context has its oldest movie first and zeros at its end. The same arguments give the same
-    bits.
+    Returns `{"context": int32 [n, 10], "movie": int32 [n], "user": int64 [n]}`, with rows grouped
+    by user and in order of time, as `mixfl data prepare movielens` makes them. Movies are numbered
+    from 1. A context has its oldest movie first and zeros at its end. The same arguments give the
+    same bits.
 
-    There is a genre per 40 movies (at least four). A movie's popularity is lognormal (deviation
+    There is one genre per 40 movies (at least four). A movie's popularity is lognormal (deviation
     1), and so is its genre's (0.5). A user's tastes are weights of the genres, Dirichlet with
     parameter 0.3 times a genre's popularity over the mean. The number of ratings is 20 plus an
-    exponential of mean per_user - 20, at most half of all movies. The next movie is of the genre
-    of the last one with probability 0.95, 0.8 or 0.4 (difficulty 0, 0.5 and 1), otherwise of a
-    genre drawn from the user's tastes; within the genre it is drawn by popularity among those
-    that the user has not seen. Where none is left, another genre that has one is drawn.
+    exponential with mean per_user - 20, at most half of all movies. The next movie has the genre of
+    the last one with probability 0.95, 0.8 or 0.4 (difficulty 0, 0.5 and 1). Otherwise its genre is
+    drawn from the user's tastes. Within the genre, it is drawn by popularity among the movies that
+    the user has not seen. If none is left, another genre is drawn.
     """
     rng = np.random.default_rng(seed)
     genres = max(4, round(movies / PER_GENRE))
@@ -46,14 +45,14 @@ def ratings(
     mood = np.interp(difficulty, (0, 0.5, 1), (0.95, 0.8, 0.4))
     watched = _watched(rng, lengths, queues, first, tastes, mood)
     numbers = 1 + rng.permutation(movies).astype(np.int32)
-    order = rng.permutation(users)  # so that a user's number does not tell the length
+    order = rng.permutation(users)  # so that a user's number does not reveal the length
     return _examples(numbers, watched[order], lengths[order])
 
 
 def _queues(rng, users: int, first: np.ndarray, fame: np.ndarray) -> np.ndarray:
-    """[users, movies]: each user's order of the movies of each genre, as they will be seen.
+    """[users, movies]: for each user, the movies of each genre in the order of watching.
 
-    Sorting exponential waiting times of rate `fame` is drawing by fame without replacement.
+    Sorting exponential waiting times of rate `fame` draws by fame without replacement.
     """
     queues = np.empty((users, len(fame)), np.int32)
     for a, b in itertools.pairwise(first):
@@ -63,7 +62,7 @@ def _queues(rng, users: int, first: np.ndarray, fame: np.ndarray) -> np.ndarray:
 
 
 def _watched(rng, lengths, queues, first, tastes, mood: float) -> np.ndarray:
-    """[users, longest]: movies in order of time; what lies behind a user's length is unused."""
+    """[users, longest]: movies in order of time; entries beyond a user's length are unused."""
     left = np.repeat(np.diff(first)[None], len(lengths), axis=0)  # [users, genres]
     watched = np.zeros((len(lengths), lengths[0]), np.int32)
     genre = np.zeros(len(lengths), np.int64)

@@ -1,12 +1,12 @@
 """Synthetic data for the text task: two languages that share their letters.
 
-People write short lower-case posts, the datacenter has articles with capitals, names and years.
-A model that has seen posts only knows neither the articles' words nor what follows a capital or a
-digit: the effect that mixed federated learning repairs.
+People write short lower-case posts; the datacenter has articles with capitals, names and years. A
+model that has seen only posts knows neither the articles' words nor what follows a capital or a
+digit. Mixed federated learning repairs this.
 
-A language is a list of invented words. Each of its words is one to three syllables (consonant,
-vowel, sometimes a consonant) with the language's own frequencies of letters; the word of rank k is
-used in proportion to 1/k. Posts and articles are sentences of such words.
+A language is a list of invented words. Each word has one to three syllables (consonant, vowel,
+sometimes a consonant), with letter frequencies of the language. The word of rank k is used in
+proportion to 1/k. Posts and articles are sentences of such words.
 """
 
 import numpy as np
@@ -25,22 +25,21 @@ def texts(
     clients: int, per_client: int, central: int, *, length: int = 100, difficulty: float = 0.5,
     seed: int = 0,
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:  # fmt: skip
-    """Write the posts of many clients, and articles.
+    """Draws the posts of many clients, and articles.
 
-    Returns two dicts `{"text": int32 [n, length + 1], "client": int64 [n]}`, code points with
-    zeros after the end, rows grouped by client; the articles count as clients of the second. The
-    same arguments give the same bits.
+    Returns two dicts `{"text": int32 [n, length + 1], "client": int64 [n]}`: code points with zeros
+    after the end, rows grouped by client. In the second dict, each article is a client. The same
+    arguments give the same bits.
 
-    A client has Poisson(per_client) sequences, at least 1, and the articles together `central`.
-    The difficulty d sets the number of words of each language, 40 x 16^d (of these a quarter
-    belongs to both), and the part of the posts' letters that are mistyped, 2 d %.
+    A client has Poisson(per_client) sequences, at least 1; the articles have `central` in total.
+    The difficulty d sets the number of words of each language, 40 x 16^d (a quarter of them in
+    both), and the share of mistyped letters in posts, 2 d %.
 
-    Posts: sentences of 3 to 9 words, then " .", " ?" or " !"; a post has 1 to 6 sentences. Each
-    client has one of 8 topics, from whose 12 words come 30 % of its words; 2 % are "<url>", whose
-    brackets no article has. Articles: sentences of 5 to 14 words with a capital at the beginning,
-    8 % of the words one of the article's 4 names, 4 % a year, some commas; "." or, rarely, "?" or
-    "!"; an article has 20 to 60 sentences, but
-    at most half of the sequences.
+    Posts: sentences of 3 to 9 words, then " .", " ?" or " !"; 1 to 6 sentences. Each client has one
+    of 8 topics, and 30 % of its words come from the topic's 12 words; 2 % are "<url>", whose
+    brackets no article has. Articles: sentences of 5 to 14 words that begin with a capital; 8 % of
+    the words are one of the article's 4 names, 4 % a year; some commas; then "." or, rarely, "?" or
+    "!"; 20 to 60 sentences, but at most half of all central sequences.
     """
     rng = np.random.default_rng(seed)
     size = round(40 * 16**difficulty)
@@ -70,22 +69,22 @@ def _joined(parts: list[np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def _words(rng: np.random.Generator, n: int, but: list[str] | None = None) -> list[str]:
-    """n different words with letter frequencies of their own, none of them in `but`."""
+    """n different words that are not in `but`, with their own letter frequencies."""
     consonants = rng.dirichlet(np.full(len(_CONSONANTS), 0.7))
     vowels = rng.dirichlet(np.full(len(_VOWELS), 1.5))
-    # No letter is impossible: otherwise a rare draw might have too few different words.
+    # Every letter is possible: otherwise a rare draw might allow too few different words.
     consonants = 0.9 * consonants + 0.1 / len(consonants)
-    found: list[str] = []
-    while len(found) < n:
+    words: list[str] = []
+    while len(words) < n:
         word = "".join(
             rng.choice(_CONSONANTS, p=consonants)
             + rng.choice(_VOWELS, p=vowels)
             + (rng.choice(_CONSONANTS, p=consonants) if rng.random() < 0.35 else "")
             for _ in range(rng.integers(1, 4))
         )
-        if word not in found and word not in (but or []):
-            found.append(word)
-    return found
+        if word not in words and word not in (but or []):
+            words.append(word)
+    return words
 
 
 def _shuffled(rng: np.random.Generator, words: list[str]) -> list[str]:
@@ -93,7 +92,7 @@ def _shuffled(rng: np.random.Generator, words: list[str]) -> list[str]:
 
 
 def _drawn(rng: np.random.Generator, words: list[str], n: int) -> np.ndarray:
-    """n words, that of rank k in proportion to 1/k."""
+    """n words; the one of rank k is drawn in proportion to 1/k."""
     weight = 1 / np.arange(1, len(words) + 1)
     return np.array(words, object)[rng.choice(len(words), n, p=weight / weight.sum())]
 
@@ -103,7 +102,7 @@ def _posts(rng, words, topic, sequences: int, length: int, typos: float) -> np.n
     rows: list[np.ndarray] = []
     count = 0
     while count < sequences:
-        sentences = 2 * (sequences - count) + 6  # about as many as are needed
+        sentences = 2 * (sequences - count) + 6  # about as many as needed
         sizes = rng.integers(3, 10, sentences)
         n = int(sizes.sum())
         drawn = np.where(rng.random(n) < 0.3, _drawn(rng, topic, n), _drawn(rng, words, n))

@@ -1,6 +1,6 @@
-"""The same algorithms on Flower: the data really stays with clients (docs/flower.md).
+"""The algorithms deployed on Flower, where the data really stays with clients (docs/flower.md).
 
-The apps are made without JAX, which is imported when they get something to do.
+Making the apps needs no JAX. It is imported when a message arrives.
 """
 
 from mixfl.deploy.flower.apps import client_app, server_app

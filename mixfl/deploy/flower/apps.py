@@ -1,8 +1,8 @@
-"""Flower's ServerApp and ClientApp of a problem.
+"""Flower's ServerApp and ClientApp for a problem.
 
-A problem is given as such, as a function that returns one, or as the text "module:attribute",
-which is imported when there is something to do: Flower starts a process per message, and what
-needs no JAX need not wait for it.
+Give the problem itself, a function that returns it, or the text "module:attribute". The text is
+imported only when a message arrives: Flower starts a process per message, and steps that need no
+JAX should not wait for it.
 """
 
 import functools
@@ -31,23 +31,23 @@ def server_app(problem: ProblemLike) -> ServerApp:
     def main(grid: Grid, context: Context) -> None:
         from mixfl.deploy.flower.server import serve
 
-        serve(found(problem), grid, context.run_config)
+        serve(load(problem), grid, context.run_config)
 
     return app
 
 
 def answer(problem: ProblemLike, kind: str, content: RecordDict, context: Context) -> RecordDict:
-    """A node's answer to a message of a kind, `query` or `train`, in this process."""
+    """A node's answer to a message of the kind `query` or `train`, computed in this process."""
     from mixfl.deploy.flower.client import client_of
 
     node = {**context.node_config, "node-id": context.node_id}
-    client = client_of(found(problem), context.run_config, node)
+    client = client_of(load(problem), context.run_config, node)
     return client.hello() if kind == "query" else client.train(content)
 
 
 def client_app(problem: ProblemLike, answer: Answer = answer) -> ClientApp:
-    """`answer` may be another function that does the same elsewhere, such as in a process that
-    lives longer than a message."""
+    """`answer` may be replaced by a function that does the same elsewhere, for example in a
+    long-lived process."""
     app = ClientApp()
 
     def reply(kind: str, message: Message, context: Context) -> Message:
@@ -58,7 +58,7 @@ def client_app(problem: ProblemLike, answer: Answer = answer) -> ClientApp:
     return app
 
 
-def found(problem: ProblemLike) -> Problem:
+def load(problem: ProblemLike) -> Problem:
     given: Any = problem
     if isinstance(given, str):
         module, colon, attribute = given.partition(":")
@@ -70,7 +70,7 @@ def found(problem: ProblemLike) -> Problem:
         given = given()
     if not isinstance(given, Problem):
         raise MixflError(
-            f"expected a mixfl.Problem, a function without arguments that returns one, or the name "
-            f"'module:problem' of one, got {type(given).__name__}."
+            f"expected a mixfl.Problem, a function without arguments that returns one, or its name "
+            f"as 'module:problem', got {type(given).__name__}."
         )
     return given

@@ -1,13 +1,13 @@
-"""Keys and certificates of a deployment, in one folder:
+"""Makes the keys and certificates of a deployment, in one folder:
 
-    ca.crt, ca.key           signs the server's certificate; nodes and `flwr` trust ca.crt alone
-    server.crt, server.key   the SuperLink's, for the hosts it is reached by
-    server.secret            shared by the SuperLink and the superexec beside it
-    node-1, node-1.pub, ...  a pair per node: the SuperLink registers the public half
-    node-1.secret, ...       shared by a node's SuperNode and the worker beside it
+    ca.crt, ca.key           signs the server's certificate; nodes and `flwr` trust only ca.crt
+    server.crt, server.key   the SuperLink's certificate, for its host names
+    server.secret            shared by the SuperLink and its superexec
+    node-1, node-1.pub, ...  a key pair per node; the SuperLink registers the public key
+    node-1.secret, ...       shared by a node's SuperNode and its worker
 
-What is there is kept: a second call adds nodes, and makes the server's certificate anew if it is
-asked for other hosts. Private files are readable by their owner only.
+Existing files are kept. A second call adds nodes, and renews the server's certificate if hosts are
+given. Only the owner can read private files.
 """
 
 import datetime
@@ -33,8 +33,8 @@ YEAR = datetime.timedelta(days=365)
 
 
 def make_keys(folder: Path, nodes: int = 3, hosts: tuple[str, ...] = ()) -> list[Path]:
-    """The files that were written."""
-    names = {host: _host(host) for host in [*hosts, *HOSTS]}  # a mistake shows before any file
+    """Returns the files that were written."""
+    names = {host: _host(host) for host in [*hosts, *HOSTS]}  # check before writing anything
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     files = _Files(folder)
     authority = _authority(files)
@@ -53,7 +53,7 @@ class _Files:
         self.folder, self.written = folder, list[Path]()
 
     def write(self, name: str, content: bytes, private: bool = False) -> None:
-        """Whole or not at all, and never readable by others even for a moment."""
+        """Writes the whole file or nothing. A private file is never readable by others."""
         path = self.folder / name
         temporary = path.with_name(f"{name}.new")
         temporary.unlink(missing_ok=True)
@@ -68,18 +68,20 @@ def _authority(files: _Files) -> tuple[x509.Certificate, ec.EllipticCurvePrivate
     certificate, key = files.folder / "ca.crt", files.folder / "ca.key"
     if certificate.exists() and not key.exists():
         raise MixflError(
-            f"{certificate} is there, but not its key {key}: bring it back, or give another folder "
-            "for keys of a new deployment."
+            f"{certificate} exists, but its key {key} is missing: put the key back, or give "
+            "another folder to make keys for a new deployment."
         )
     if certificate.exists():
         try:
             private = serialization.load_pem_private_key(key.read_bytes(), None)
-            found = x509.load_pem_x509_certificate(certificate.read_bytes())
+            loaded = x509.load_pem_x509_certificate(certificate.read_bytes())
         except (ValueError, TypeError) as error:
             raise MixflError(f"{certificate} or {key} can't be read: {error}.") from None
         if not isinstance(private, ec.EllipticCurvePrivateKey):
-            raise MixflError(f"{key} is no key of an elliptic curve.")
-        return found, private
+            raise MixflError(
+                f"{key} is not an elliptic-curve key: give another folder to make new keys."
+            )
+        return loaded, private
     private = ec.generate_private_key(ec.SECP384R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "mixfl deployment CA")])
     built = (
@@ -155,8 +157,8 @@ def _host(host: str) -> x509.GeneralName:
         pass
     if not NAME.fullmatch(host):
         raise MixflError(
-            f"--host '{host}': expected a host's name such as fl.example.org, or an address. "
-            "Several are given one by one."
+            f"--host '{host}': expected a host name such as fl.example.org, or an address. "
+            "To give several, repeat --host."
         )
     return x509.DNSName(host)
 

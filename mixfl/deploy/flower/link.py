@@ -1,9 +1,10 @@
-"""The way to Flower's nodes: who is connected, sending messages, fetching replies.
+"""The server's connection to the nodes: who is connected, sending messages, fetching replies.
 
-`Link` works with any grid of Flower's. `RuntimeLink` is for the one that a run's server gets in a
-deployment (HttpGrid). It asks the SuperLink itself, for three reasons: Flower waits without end
-for what a node has announced, inflates what it gets whatever its size, and tries again without
-end while the SuperLink is away. What comes from flwr's inner modules is here and in bounds.py.
+`Link` works with any Flower grid. `RuntimeLink` is for HttpGrid, the grid that a run's server gets
+in a deployment. It calls the SuperLink directly, for three reasons. Flower waits forever for a
+reply that a node has announced. It inflates replies of any size. It retries forever while the
+SuperLink is down. For this it uses internal modules of flwr 1.41, as do reply_limits.py, worker.py
+and superexec.py.
 """
 
 import contextlib
@@ -32,40 +33,40 @@ from mixfl.errors import MixflError
 LONGEST_CALL = 30.0  # seconds
 LONGEST_PAUSE = 20.0  # seconds between two tries
 REFUSED = 5  # times that the SuperLink may refuse a message
-OTHER_ANSWER = 1 << 26  # bytes of an answer of the SuperLink's, if not of a reply's object
-MOST_DELETED = 1000  # messages that nobody asked for, per sweep; the others go with the run
+OTHER_ANSWER = 1 << 26  # bytes that a SuperLink answer may have, unless it is a reply's object
+MOST_DELETED = 1000  # unrequested messages deleted per sweep; the rest is deleted with the run
 
 
 class Unreachable(Exception):
-    """The SuperLink does not answer, or not well, for now."""
+    """The SuperLink does not answer, or answers with an error."""
 
 
 class Refused(Unreachable):
-    """It answers that it can't do it."""
+    """The SuperLink answered with an HTTP error."""
 
 
 class TooLong(Exception):
-    """An answer of the SuperLink's."""
+    """The SuperLink's answer is longer than allowed."""
 
 
 class Link:
-    """Over any grid of Flower's."""
+    """A connection over any Flower grid."""
 
     def __init__(self, grid: Grid, clock: Clock):
         self.grid, self.clock = grid, clock
 
     def nodes(self) -> dict[int, bytes]:
-        """The connected nodes, each with its public key, or nothing where Flower has none."""
+        """The connected nodes, each with its public key (empty if Flower has none)."""
         if not hasattr(self.grid, "get_nodes"):
             return dict.fromkeys(self.call(self.grid.get_node_ids), b"")
         return {node.node_id: node.public_key for node in self.call(self.grid.get_nodes)}
 
     def push(self, message: Message, until: float) -> str | None:
-        """Sends a message; its id, or None if it could not be sent.
+        """Sends a message. Returns its id, or None if it could not be sent.
 
-        Flower's PushObject can't be repeated: where the SuperLink has ended after it took an
-        object and before it said so, the second time is refused. The same message can be pushed
-        again as a whole: its id is a digest, and only what is missing is sent.
+        Flower's PushObject can't be repeated: if the SuperLink dies after storing an object but
+        before confirming it, it refuses the object the second time. The whole message can be pushed
+        again: its id is a digest, and only missing objects are sent.
         """
         refused, seconds = 0, 1.0
         while True:
@@ -81,8 +82,8 @@ class Link:
             seconds = min(2 * seconds, LONGEST_PAUSE)
 
     def pull(self, message_id: str, bounds: Bounds, until: float) -> Iterable[Message]:
-        """The replies to one message that are there. One message at a time: a reply that Flower
-        can't even read is an error of the whole call."""
+        """The replies to one message so far. One message at a time, because a reply that Flower
+        can't parse makes the whole call fail."""
         try:
             return self.call(self.grid.pull_messages, [message_id])
         except (Unreachable, MixflError):
@@ -91,13 +92,13 @@ class Link:
             raise unreadable(error) from None
 
     def drain(self, until: float) -> None:
-        """Takes the messages out of the way that nobody asked for."""
+        """Fetches unrequested messages, so that they don't come with a reply."""
 
     def abandon(self, message_id: str) -> None:
-        """Nobody waits for the reply to it any more."""
+        """Stops waiting for the reply to a message."""
 
     def sweep(self) -> None:
-        """Has the SuperLink delete what is left of abandoned messages."""
+        """Makes the SuperLink delete what is left of abandoned messages."""
 
     def call(self, what, *given) -> Any:
         try:
@@ -113,7 +114,7 @@ class Link:
 
 
 class RuntimeLink(Link):
-    """Over the SuperLink's Runtime API."""
+    """A connection over the SuperLink's Runtime API."""
 
     def __init__(self, grid: HttpGrid, clock: Clock):
         super().__init__(grid, clock)
@@ -122,10 +123,10 @@ class RuntimeLink(Link):
         self.announced: dict[str, tuple[Any, Reply]] = {}
         self.abandoned: dict[str, None] = {}
         self.unasked: dict[str, None] = {}
-        self.unread: set[str] = set()  # messages of which an answer could not be read
+        self.unread: set[str] = set()  # messages for which an answer could not be read
 
     def pull(self, message_id: str, bounds: Bounds, until: float) -> Iterable[Message]:
-        """Nothing while a part is missing: it goes on with the next call."""
+        """The complete reply, or nothing while a part is missing; the next call continues."""
         try:
             if message_id not in self.announced and not self._announced(message_id, bounds, until):
                 return []
@@ -136,11 +137,11 @@ class RuntimeLink(Link):
                 request = PullObjectRequest(node=self.node, run_id=self.run, object_id=object_id)
                 answer = self._ask("PullObject", request, reply.left + 1024, until)
                 if not answer.object_found:
-                    raise Rejected("late", "it has announced a reply and not sent it")
+                    raise Rejected("late", "it announced a reply but did not send it")
                 if not answer.object_available:
                     return []
                 reply.add(object_id, answer.object_content)
-            told = reply.message()
+            message = reply.message()
         except TooLong:
             self._forget(message_id)
             raise too_long(bounds) from None
@@ -151,27 +152,27 @@ class RuntimeLink(Link):
         self._forget(message_id)
         if lost:
             raise Rejected("lost", "its reply came with others that could not be read")
-        # Who sent it and what it answers is the SuperLink's to say, not the reply's.
-        if told.has_error():
-            return [make_message(metadata=metadata, error=told.error)]
-        return [make_message(metadata=metadata, content=told.content)]
+        # The SuperLink's metadata counts, not the reply's own: who sent it and what it answers.
+        if message.has_error():
+            return [make_message(metadata=metadata, error=message.error)]
+        return [make_message(metadata=metadata, content=message.content)]
 
     def _announced(self, message_id: str, bounds: Bounds, until: float) -> bool:
-        """Is there a reply? The SuperLink tells it once, and with it all that any node has sent
-        unasked. Where such an answer can't be read, the next one shows whether a reply was in it:
-        then the SuperLink knows the message no more."""
-        found = None
+        """Whether a reply has been announced. The SuperLink announces it once, together with
+        everything that nodes sent unasked. If that answer can't be read, the next one shows
+        whether it contained the reply: then the SuperLink no longer knows the message."""
+        announced = None
         try:
             for proto, tree in self._pulled([message_id], until):
                 if proto.metadata.reply_to_message_id == message_id:
-                    found = proto.metadata, tree
+                    announced = proto.metadata, tree
                 else:
                     self.unasked[proto.metadata.message_id] = None
-        except (TooLong, ValueError):  # or of a depth that can't be parsed
+        except (TooLong, ValueError):  # too long, or nested too deeply to be parsed
             self.unread.add(message_id)
-        if found is None:
+        if announced is None:
             return False
-        metadata, tree = found
+        metadata, tree = announced
         try:
             reply = Reply(metadata.message_id, tree, bounds)
         except Rejected:
@@ -181,7 +182,8 @@ class RuntimeLink(Link):
         return True
 
     def drain(self, until: float) -> None:
-        """Flower adds them to every answer: a reply that comes with too many of them is lost."""
+        """Flower adds unrequested messages to every answer, and a reply that comes with too many of
+        them is lost."""
         with contextlib.suppress(TooLong, ValueError):
             for proto, _ in self._pulled([], until):
                 self.unasked[proto.metadata.message_id] = None
@@ -201,12 +203,12 @@ class RuntimeLink(Link):
                 pulled = self._pulled([message_id])
             except Unreachable:
                 return
-            except (TooLong, ValueError):  # its objects go with the run
+            except (TooLong, ValueError):  # its objects are deleted with the run
                 del self.abandoned[message_id]
                 continue
             roots = {p.metadata.message_id: p.metadata.reply_to_message_id for p, _ in pulled}
             self.unasked |= {root: None for root, to in roots.items() if to != message_id}
-            if message_id in roots.values():  # a reply, or the word that it is too old for one
+            if message_id in roots.values():  # a reply, or the note that it is too old for one
                 del self.abandoned[message_id]
                 for root in [root for root, to in roots.items() if to == message_id]:
                     self._delete(root)
@@ -223,13 +225,13 @@ class RuntimeLink(Link):
             self._delete(reply.root)
 
     def _delete(self, object_id: str) -> bool:
-        """And all of which it alone consists."""
+        """Deletes an object and the objects that only it refers to."""
         request = ConfirmMessageReceivedRequest(
             node=self.node, run_id=self.run, message_object_id=object_id
         )
         try:
             self._ask("ConfirmMessageReceived", request, OTHER_ANSWER)
-        except Unreachable:  # it goes with the run
+        except Unreachable:  # it is deleted with the run
             return False
         return True
 
@@ -243,7 +245,7 @@ class RuntimeLink(Link):
 
 
 class Client(RuntimeHttpClient):
-    """One try per call, and limits for an answer's length and time."""
+    """Makes one attempt per call, with limits on the length and time of an answer."""
 
     most = OTHER_ANSWER
 
@@ -281,6 +283,7 @@ def link_to(grid: Grid | Link, clock: Clock) -> Link:
 
 def ended() -> MixflError:
     return MixflError(
-        "Flower has ended this run: it was stopped, or the SuperLink was away for longer than it "
-        "keeps a run without a sign of life. The same `flwr run` goes on from the last round."
+        "Flower has ended this run: it was stopped, or the SuperLink was down for longer than "
+        "Flower keeps a run that sends no heartbeat. Repeat the same `flwr run` to continue from "
+        "the last round."
     )

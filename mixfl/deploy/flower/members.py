@@ -1,7 +1,7 @@
-"""What the server knows of its nodes and does not tell them, kept in the run's folder.
+"""What the server knows about its nodes and keeps to itself: `deployment.json` in the run folder.
 
-`deployment.json`, readable by its owner alone, has the secret from which cohorts are drawn, the
-key that each client's number belongs to, and who is in quarantine.
+Only its owner can read the file. It has the secret from which cohorts are drawn, the key that each
+client's number belongs to, and the nodes in quarantine.
 """
 
 import contextlib
@@ -37,18 +37,18 @@ class Members:
         self.note, self.begun = note, False
         self.several = len(names) > 1 and self.places is None
         self.secret, self.quarantine = os.urandom(32), Quarantine()
-        self.numbers: dict[tuple[str, int], str] = {}  # of a population -> whose it is
+        self.numbers: dict[tuple[str, int], str] = {}  # (population, number): its owner's key
         self.saved = ""
 
     def begin(self) -> None:
-        """Not before the run has its folder."""
+        """Reads or makes the file. To be called when the run folder exists."""
         if self.begun:
             return
         self.begun = True
         if self.several:
             self.note(
-                "each node chooses its population: name them by their keys (populations in "
-                "docs/flower.md) if they are not all trusted with that"
+                "each node chooses its own population. If you don't trust all of them to, assign "
+                "populations to keys (see `populations` in docs/flower.md)"
             )
         if self.file is not None and self.file.exists():
             try:
@@ -59,36 +59,36 @@ class Members:
                 return
             except (ValueError, KeyError, TypeError):
                 damaged = self.file.rename(self.file.with_name(f"{FILE}.damaged"))
-                self.note(f"{self.file} is damaged: it is {damaged.name} now, and made anew")
+                self.note(f"{self.file} was damaged: renamed it to {damaged.name}, made a new one")
         self.save()
 
     def seed(self, round: int, population: int) -> int:
-        """Of a cohort, which nobody can foresee without the secret."""
+        """The seed of a cohort. Nobody can predict it without the secret."""
         what = f"cohort {round} {population}".encode()
         return int.from_bytes(hmac.digest(self.secret, what, "sha256")[:16], "big")
 
     def check(self, who: str, population: str, number: int, connected: Collection[str]) -> None:
-        """A node's population and number, against what belongs to its key. A number that nobody
-        has, or somebody who is not connected, is its own from now on, and the one that it had
-        before is free."""
+        """Checks a node's population and number against what its key may claim. The node gets the
+        number if nobody has it, or if its owner is not connected. Its earlier number becomes
+        free."""
         if self.places is not None:
             if who not in self.places:
-                raise Rejected("impostor", "its key is of no population")
+                raise Rejected("impostor", "its key is not assigned to a population")
             wanted, fixed = self.places[who]
             if population != wanted or fixed not in (None, number):
-                raise Rejected("impostor", "it says that it is what its key is not")
+                raise Rejected("impostor", "it claims a population or number that is not its key's")
         place = population, number
         owner, fixed_owner = self.numbers.get(place, who), self.fixed.get(place, who)
         if fixed_owner != who or (owner != who and owner in connected):
-            raise Rejected("impostor", f"the number {number} is another node's: give it a "
-                           "partition-id of its own")  # fmt: skip
+            raise Rejected("impostor", f"number {number} belongs to another node: give it its own "
+                           "partition-id")  # fmt: skip
         if owner != who:
-            self.note(f"the number {number} of '{population}' is another key's now: the one that "
-                      "had it is not connected")  # fmt: skip
+            self.note(f"number {number} of '{population}' now belongs to another key: its last "
+                      "owner is not connected")  # fmt: skip
         self.numbers = {p: key for p, key in self.numbers.items() if key != who} | {place: who}
 
     def save(self) -> None:
-        """What has changed."""
+        """Writes the file if anything has changed."""
         numbers = [[*place, who] for place, who in sorted(self.numbers.items())]
         kept = json.dumps({
             "secret": self.secret.hex(), "numbers": numbers, "quarantine": self.quarantine.kept(),
@@ -110,18 +110,18 @@ class Members:
 
 
 def fingerprint(node: int, key: bytes) -> str:
-    """By which a node is known: its key's, or its number in Flower where it has no key."""
+    """Identifies a node: by its key, or by its number in Flower if it has no key."""
     return hashlib.sha256(key).hexdigest()[:32] if key else f"node {node}"
 
 
 def read_places(path: Path, populations: list[str]) -> dict[str, Place]:
-    """From a TOML file with lines such as `node-1 = "phones"`, or
-    `node-1 = {population = "phones", number = 0}`; the key is in node-1.pub beside it."""
+    """Reads a TOML file with lines such as `node-1 = "phones"` or
+    `node-1 = {population = "phones", number = 0}`. The key is in node-1.pub in the same folder."""
     try:
-        given = tomllib.loads(path.read_text())
+        entries = tomllib.loads(path.read_text())
         return {
-            _key(path.parent / f"{name}.pub"): _place(f"{path}: {name}", told, populations)
-            for name, told in given.items()
+            _key(path.parent / f"{name}.pub"): _place(f"{path}: {name}", entry, populations)
+            for name, entry in entries.items()
         }
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise MixflError(f"populations = {path}: {error}.") from None
@@ -131,16 +131,16 @@ def _key(path: Path) -> str:
     try:
         key: Any = serialization.load_ssh_public_key(path.read_bytes())
     except ValueError as error:
-        raise MixflError(f"{path} is no public key: {error}.") from None
+        raise MixflError(f"{path} is not a public key: {error}.") from None
     form = serialization.PublicFormat.SubjectPublicKeyInfo
     return fingerprint(0, key.public_bytes(serialization.Encoding.PEM, form))
 
 
-def _place(where: str, told: Any, populations: list[str]) -> Place:
-    told = told if isinstance(told, dict) else {"population": told}
-    number = told.get("number")
-    if told.keys() - {"population", "number"} or (number is not None and type(number) is not int):
-        raise MixflError(f'{where}: expected {{population = "...", number = 0}}, got {told}.')
-    if told.get("population") not in populations:
-        raise unknown(f"population in {where}", told.get("population"), populations)
-    return told["population"], number
+def _place(where: str, entry: Any, populations: list[str]) -> Place:
+    entry = entry if isinstance(entry, dict) else {"population": entry}
+    number = entry.get("number")
+    if entry.keys() - {"population", "number"} or (number is not None and type(number) is not int):
+        raise MixflError(f'{where}: expected {{population = "...", number = 0}}, got {entry}.')
+    if entry.get("population") not in populations:
+        raise unknown(f"population in {where}", entry.get("population"), populations)
+    return entry["population"], number

@@ -1,8 +1,8 @@
-"""Which clients there are: nodes that are connected, each asked once who it is.
+"""The clients: connected nodes, each asked once to identify itself.
 
-A node says of which population it is, its number, and which rows of the tables its data names; so
-a round needs one exchange. It is asked again when it comes back, or when its rows have changed.
-What it says is compared with what belongs to its key (members.py).
+A node answers with its population, its number and the table rows that its data uses, so that a
+round needs only one exchange. It is asked again when it reconnects or its rows have changed. Its
+answer is compared with what its key may claim (members.py).
 """
 
 import contextlib
@@ -28,7 +28,7 @@ from mixfl.problem import Problem
 from mixfl.settings import Settings
 
 LONGEST_PAUSE = 60.0  # seconds between two looks for clients
-ASK_AGAIN = 60.0  # seconds until a node that gave no good answer is asked again; they double
+ASK_AGAIN = 60.0  # seconds until a node without a good answer is asked again; doubles each time
 LONGEST_SILENCE = 3600.0  # seconds
 
 
@@ -36,7 +36,7 @@ class Node(NamedTuple):
     id: int
     population: str
     number: int
-    rows: Mapping[str, np.ndarray]  # per row-sparse table, those that its data names
+    rows: Mapping[str, np.ndarray]  # per row-sparse table, the rows that its data uses
     who: str = ""  # its key's fingerprint
 
 
@@ -56,40 +56,41 @@ class Nodes:
         self.silent: dict[int, float] = {}  # nodes without a good answer, and when to ask again
         self.refused: Counter[str] = Counter()  # times in a row
         self.least = max(1, math.ceil(d.min_replies * s.cohort_size))
-        self.first = max(s.cohort_size, d.min_clients)  # to begin with
+        self.first = max(s.cohort_size, d.min_clients)  # clients to wait for at the start
         self.begun = False
-        self.quarantined = 0  # nodes that the last cohorts were drawn without
+        self.quarantined = 0  # nodes left out when the last cohorts were drawn
 
     def cohorts(self, round: int) -> list[list[Node]]:
-        """Per population, the clients of a round. Drawn from `seed` and with all clients there,
-        they are the simulator's; drawn from the server's secret, nobody can foresee them."""
+        """The clients of a round, per population. With `cohorts = "seed"` and all clients
+        connected, they are the simulator's. Otherwise they are drawn from the server's secret, and
+        nobody can predict them."""
         self.members.begin()
         self._wait()
-        most, found, self.quarantined = math.ceil(self.d.over_select * self.s.cohort_size), [], 0
+        most, drawn, self.quarantined = math.ceil(self.d.over_select * self.s.cohort_size), [], 0
         for j, connected in enumerate(self._connected()):
             nodes = self._free(connected, round)
             self.quarantined += len(connected) - len(nodes)
             size = min(most, len(nodes))
             seed = self.s.seed if self.d.cohorts == "seed" else self.members.seed(round, j)
             chosen = cohort(seed, round, j, len(nodes), size)
-            found.append([nodes[i] for i in chosen])
-        return found
+            drawn.append([nodes[i] for i in chosen])
+        return drawn
 
     def _free(self, nodes: list[Node], round: int) -> list[Node]:
-        """Without those in quarantine; but so many that a round can succeed, those with the
-        shortest pause first."""
+        """The nodes that are not in quarantine. If a round could not succeed with these alone,
+        those with the shortest pause are added."""
         pause = {n.id: self.members.quarantine.remaining(n.who, round) for n in nodes}
         first = sorted(nodes, key=lambda n: pause[n.id])
         free = {n.id for i, n in enumerate(first) if i < self.least or not pause[n.id]}
         return [n for n in nodes if n.id in free]
 
     def failed(self, node: Node, round: int, reason: str) -> None:
-        """A bad reply of it, or none."""
-        rounds = self.members.quarantine.offence(node.who, round, reason)
+        """Records that a node sent a bad reply, or none."""
+        rounds = self.members.quarantine.failed(node.who, round, reason)
         if rounds:
             self.note(
                 f"node {node.id} is in quarantine for {rounds} round{'s' if rounds > 1 else ''}: "
-                "it has failed again, or badly"
+                "it failed repeatedly, or sent an oversized reply"
             )
 
     def good(self, node: Node) -> None:
@@ -99,13 +100,13 @@ class Nodes:
         self.known.pop(node.id, None)
 
     def _connected(self) -> list[list[Node]]:
-        """Per population, its nodes in order of their numbers."""
+        """The nodes of each population, in order of their numbers."""
         every = sorted(self.known.values(), key=lambda node: (node.number, node.id))
         return [[n for n in every if n.population == p.name] for p in self.problem.populations]
 
     def _wait(self) -> None:
-        """Until there are enough clients. In the beginning it waits for a whole cohort, or for
-        min_clients, for a while, as nodes take their time to connect."""
+        """Waits until there are enough clients. At the start, nodes need time to connect: it waits
+        up to round_deadline for a whole cohort, or for min_clients."""
         begun, seconds, looked = self.clock.monotonic(), 1.0, 0
         while True:
             self._refresh()
@@ -118,21 +119,21 @@ class Nodes:
                 self.clock.sleep(pause(len(self.asked)))
                 continue
             looked += 1
-            if looked > 1 or self.begun:  # in the beginning, not at once
+            if looked > 1 or self.begun:  # at the start, not the first time
                 have = ", ".join(
                     f"{count} of '{p.name}'"
                     for p, count in zip(self.problem.populations, counts, strict=True)
                 )
                 wanted = self.first if patient else self.least
                 self.note(
-                    f"waiting for clients: {have} connected, {wanted} wanted; looking again in "
+                    f"waiting for clients: {have} connected, {wanted} needed; checking again in "
                     f"{seconds:.0f} s"
                 )
             self.clock.sleep(seconds)
             seconds = min(2 * seconds, LONGEST_PAUSE)
 
     def _refresh(self) -> None:
-        """Forgets who is gone, asks who is new, and reads the answers that are there."""
+        """Forgets nodes that are gone, asks new ones, and reads the answers that have arrived."""
         self.keys, now = self._nodes(), self.clock.monotonic()
         connected = self.keys.keys()
         self.known = {i: node for i, node in self.known.items() if i in connected}
@@ -151,14 +152,14 @@ class Nodes:
                 for reply in self.link.pull(message, self.bounds, until):
                     self._take(message, node, reply)
                 if message in self.asked and (now > until or node not in self.keys):
-                    raise Rejected("late", "it has not said who it is")
+                    raise Rejected("late", "it did not identify itself in time")
             except Rejected as rejected:
                 del self.asked[message]
                 self.link.abandon(message)
                 self._silence(node, rejected)
 
     def _nodes(self) -> dict[int, str]:
-        """The connected nodes' keys, however often the SuperLink has to be asked for them."""
+        """The connected nodes' keys. Retries while the SuperLink is down."""
         until, seconds = self.clock.monotonic() + self.d.round_deadline, 1.0
         while True:
             try:
@@ -167,7 +168,7 @@ class Nodes:
                 if self.clock.monotonic() + seconds > until:
                     raise MixflError(
                         f"the SuperLink could not be reached for {self.d.round_deadline:.0f} s "
-                        f"({error}). Start it, and run the same again to go on."
+                        f"({error}). Start it, and repeat the same command to continue."
                     ) from None
                 self.note(f"the SuperLink can't be reached; trying again in {seconds:.0f} s")
             self.clock.sleep(seconds)
@@ -181,7 +182,7 @@ class Nodes:
             self.asked[message] = (node, until)
 
     def _silence(self, node: int, rejected: Rejected) -> None:
-        """It is asked again later, and later each time."""
+        """Asks the node again later, after a longer pause each time."""
         who = self.keys.get(node, "")
         seconds = min(ASK_AGAIN * 2.0 ** min(self.refused[who], 16), LONGEST_SILENCE)
         if rejected.reason in SEVERE:
@@ -189,7 +190,7 @@ class Nodes:
         self.refused[who] += 1
         self.silent[node] = self.clock.monotonic() + seconds
         self.note(
-            f"node {node} does not take part for now: {rejected}; it is asked again in "
+            f"node {node} does not take part for now: {rejected}; asking it again in "
             f"{seconds:.0f} s"
         )
 

@@ -1,9 +1,9 @@
-"""Processes that a supervisor started, found again and ended safely.
+"""Finds the processes that a supervisor started, and ends them safely.
 
-What a supervisor starts carries a mark in its environment, and so does all that it starts in turn.
-By the mark the next supervisor finds what an earlier one left behind: a number in a file could by
-then be another process's. Signals go through a pidfd, so that the process that was looked at is
-the one that gets it. Without /proc (not on Linux) nothing is found.
+A supervisor puts a mark into the environment of each process it starts, and child processes
+inherit it. The next supervisor finds leftovers by this mark. (A process id in a file would not do:
+another process may have it by then.) Signals are sent through a pidfd, so the process that was
+checked is the one that gets the signal. Without /proc (other systems than Linux), nothing is found.
 """
 
 import contextlib
@@ -16,24 +16,24 @@ from pathlib import Path
 
 MARK = "MIXFL_UP"
 PR_SET_PDEATHSIG = 1
-Found = Callable[[Path], bool]
+Test = Callable[[Path], bool]  # whether /proc/<pid> is a wanted process
 
 
 def end_with(parent: int) -> Callable[[], None]:
-    """To be called in a child before its program starts: kill -9 of the parent ends it too."""
+    """For `preexec_fn`: makes the kernel kill the child when its parent ends, even by kill -9."""
     libc = ctypes.CDLL(None)
 
     def prepare() -> None:
         if hasattr(libc, "prctl"):
             libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != parent:  # it has ended before the line above
+            if os.getppid() != parent:  # the parent ended before the line above
                 os._exit(1)
 
     return prepare
 
 
 def started(pid: int) -> str | None:
-    """When a process began, in the kernel's ticks; None where there is none or it has ended."""
+    """When a process started, in the kernel's ticks; None if there is no such process."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -41,30 +41,30 @@ def started(pid: int) -> str | None:
     return None if fields[0] in "ZX" else fields[19]
 
 
-def marked(mark: str) -> Found:
-    wanted = f"{MARK}={mark}".encode()
+def marked(mark: str) -> Test:
+    entry = f"{MARK}={mark}".encode()
 
-    def found(process: Path) -> bool:
-        return wanted in (process / "environ").read_bytes().split(b"\0")
+    def has_mark(process: Path) -> bool:
+        return entry in (process / "environ").read_bytes().split(b"\0")
 
-    return found
+    return has_mark
 
 
 def is_server(process: Path) -> bool:
-    """Of a run, whichever it is."""
+    """Whether it is the server of some run."""
     return b"flwr-serverapp" in (process / "cmdline").read_bytes()
 
 
-def serving(folder: Path) -> Found:
-    """A run's server that holds the lock of the run's folder."""
+def serving(folder: Path) -> Test:
+    """The server that holds the lock of a run folder."""
 
-    def found(process: Path) -> bool:
+    def holds_lock(process: Path) -> bool:
         if not is_server(process):
             return False
         lock = (folder / ".lock").stat()
         return any(os.path.samestat(lock, _stat(fd)) for fd in (process / "fd").iterdir())
 
-    return found
+    return holds_lock
 
 
 def _stat(path: Path) -> os.stat_result:
@@ -74,12 +74,12 @@ def _stat(path: Path) -> os.stat_result:
         return os.stat("/")
 
 
-def running(wanted: Found) -> bool:
+def running(wanted: Test) -> bool:
     return any(True for _ in _each(wanted))
 
 
-def send(wanted: Found, number: int) -> int:
-    """Sends a signal to each such process; how many there were."""
+def send(wanted: Test, number: int) -> int:
+    """Sends a signal to each wanted process. Returns how many got it."""
     count = 0
     for pidfd in _each(wanted):
         with contextlib.suppress(OSError):
@@ -88,8 +88,8 @@ def send(wanted: Found, number: int) -> int:
     return count
 
 
-def kill(wanted: Found, seconds: float = 10.0) -> int:
-    """kill -9 of each such process, until none is left; how many there were."""
+def kill(wanted: Test, seconds: float = 10.0) -> int:
+    """Sends SIGKILL to the wanted processes until none is left. Returns how many there were."""
     count, end = 0, time.monotonic() + seconds
     while (more := send(wanted, signal.SIGKILL)) and time.monotonic() < end:
         count = max(count, more)
@@ -97,8 +97,8 @@ def kill(wanted: Found, seconds: float = 10.0) -> int:
     return count
 
 
-def _each(wanted: Found) -> Iterator[int]:
-    """A pidfd of each such process of this user, but this one."""
+def _each(wanted: Test) -> Iterator[int]:
+    """A pidfd of each wanted process of this user, except this process."""
     own = os.getpid()
     for process in Path("/proc").glob("[0-9]*"):
         pid = int(process.name)
@@ -111,7 +111,7 @@ def _each(wanted: Found) -> Iterator[int]:
         try:
             if process.stat().st_uid == os.getuid() and wanted(process) and started(pid):
                 yield pidfd
-        except OSError:  # it has ended, or is not ours to look at
+        except OSError:  # it has ended, or we may not look at it
             pass
         finally:
             os.close(pidfd)

@@ -1,59 +1,59 @@
-"""Nodes that fail again and again are left out for a while: the pause doubles each time.
+"""Leaves out nodes that keep failing, for a pause that doubles each time.
 
-The first two bad or late replies in a row cost nothing: a process that was killed, and what Flower
-lost with it, may take two rounds. The third costs one round, the next two, four, up to LONGEST. A
-good reply halves what is held against a node.
+The first two bad or late replies in a row cost nothing: a killed process, and the messages that
+Flower lost with it, may take two rounds. The third costs one round, the next ones two, four, up to
+LONGEST. A good reply halves the count.
 """
 
 from typing import Any
 
 LONGEST = 64  # rounds
-FREE = 2  # offences that cost nothing
-# The node is not to blame, or not for sure.
+FREE = 2  # failures that cost nothing
+# The node may not be to blame.
 EXCUSED = frozenset({"gone", "lost", "unsent"})
-# No mistake makes such a reply: the longest pause at once.
+# No honest mistake produces such a reply: the longest pause at once.
 SEVERE = frozenset({"oversized"})
-WORST = FREE + LONGEST.bit_length()  # offences by which the pause is LONGEST
+WORST = FREE + LONGEST.bit_length()  # number of failures at which the pause is LONGEST
 
 
 class Quarantine:
-    """Nodes are known by their keys, so that a new connection changes nothing."""
+    """Identifies nodes by their keys, so reconnecting does not help a node."""
 
     def __init__(self, kept: Any = ()):
-        self.offences: dict[str, int] = {}
+        self.failures: dict[str, int] = {}
         self.until: dict[str, int] = {}  # the round in which a node may be asked again
-        self.stale: set[str] = set()  # whose last reply was
-        for who, offences, until in kept:
-            self.offences[who], self.until[who] = offences, until
+        self.stale: set[str] = set()  # nodes whose last reply was stale
+        for who, failures, until in kept:
+            self.failures[who], self.until[who] = failures, until
 
     def kept(self) -> list[tuple[str, int, int]]:
-        """For `Quarantine(kept)`."""
-        return [(who, n, self.until.get(who, 0)) for who, n in sorted(self.offences.items())]
+        """The state, for `Quarantine(kept)`."""
+        return [(who, n, self.until.get(who, 0)) for who, n in sorted(self.failures.items())]
 
     def remaining(self, who: str, round: int) -> int:
-        """Rounds for which a node is left out, this one included."""
+        """For how many rounds a node is left out, including this one."""
         if who in self.until:  # a run may go back to an earlier round
             self.until[who] = min(self.until[who], round + 1 + LONGEST)
         return max(0, self.until.get(who, 0) - round)
 
-    def offence(self, who: str, round: int, reason: str) -> int:
-        """Rounds for which the node is left out from now on."""
+    def failed(self, who: str, round: int, reason: str) -> int:
+        """Records a bad reply. Returns for how many rounds the node is left out."""
         if reason in EXCUSED:
             return 0
         if reason != "stale":
             self.stale.discard(who)
-        elif who not in self.stale:  # data may change, but not with each round
+        elif who not in self.stale:  # data may change, but not in every round
             self.stale.add(who)
             return 0
-        count = WORST if reason in SEVERE else min(self.offences.get(who, 0) + 1, WORST)
-        self.offences[who] = count
+        count = WORST if reason in SEVERE else min(self.failures.get(who, 0) + 1, WORST)
+        self.failures[who] = count
         pause = 2 ** (count - FREE - 1) if count > FREE else 0
         self.until[who] = round + 1 + pause
         return pause
 
     def good(self, who: str) -> None:
         self.stale.discard(who)
-        left = self.offences.pop(who, 0) // 2
+        left = self.failures.pop(who, 0) // 2
         self.until.pop(who, None)
         if left:
-            self.offences[who] = left
+            self.failures[who] = left

@@ -1,9 +1,9 @@
-"""How large a reply may be, and a reply put together from its objects within that.
+"""How large a reply may be, and assembling a reply from its objects within that limit.
 
 Flower sends a message as a tree of objects: the message, its records, their arrays, the arrays'
-chunks. An array lists its chunks by number, each as often as it likes, so that a short reply may
-declare a terabyte. Here objects are counted as they come, and the arrays' lengths are added up
-before anything is inflated.
+chunks. An array lists its chunks by number and may list each any number of times, so a short reply
+can declare a terabyte. Here objects are counted as they arrive, and the arrays' lengths are added
+up before anything is inflated.
 """
 
 import json
@@ -23,22 +23,22 @@ from mixfl.forms.rows import Table
 from mixfl.trees import named_leaves
 
 SMALLEST_CHUNK = 1 << 18  # bytes; Flower's own chunks are of 5 MiB
-LEVELS = (  # of a message's tree: what may be there
+LEVELS = (  # the kinds of objects at each level of a message's tree
     {"Message"}, {"RecordDict"}, {"ArrayRecord", "ConfigRecord", "MetricRecord"}, {"Array"},
     {"ArrayChunk"},
 )  # fmt: skip
 
 
 class Bounds(NamedTuple):
-    """Of what a reply is made of."""
+    """The most that a reply may have."""
 
     objects: int
-    arrays: int  # bytes of data, each repetition counted
-    text: int  # bytes of all else: heads, names, numbers
+    arrays: int  # bytes of data, counting each repetition
+    text: int  # bytes of everything else: heads, names, numbers
 
 
 def bounds(sizes: Iterable[tuple[str, int]]) -> Bounds:
-    """Of a reply with arrays of these names and bytes."""
+    """Bounds on a reply with arrays of these names and sizes in bytes."""
     sizes = list(sizes)
     chunks = sum(1 + size // SMALLEST_CHUNK for _, size in sizes)
     objects = 16 + len(sizes) + chunks
@@ -53,7 +53,7 @@ def upload_bounds(like: Sent) -> Bounds:
 
 
 def hello_bounds(tables: Mapping[str, Mapping[str, Table]]) -> Bounds:
-    """Of a node's rows: a table's are at most all of its rows."""
+    """Bounds on what a node says about itself: at most all rows of each table."""
     every = [bounds((n, 4 * t.rows) for n, t in own.items()) for own in tables.values()]
     return Bounds(*(max(column) for column in zip(*every, strict=True)))
 
@@ -64,32 +64,32 @@ def _bytes(leaf: Any) -> int:
 
 
 def tree_ids(tree: ObjectTree, most: int) -> list[str]:
-    """The different objects of an announced tree, children first."""
-    found: dict[str, None] = {}
+    """The distinct objects of an announced tree, children first."""
+    ids: dict[str, None] = {}
     level, seen = [tree], 0
     for _ in LEVELS:
         seen += len(level)
-        if seen > 4 * most:  # equal objects are in it several times
+        if seen > 4 * most:  # equal objects may occur several times
             break
-        found.update((node.object_id, None) for node in level)
+        ids.update((node.object_id, None) for node in level)
         level = [child for node in level for child in node.children]
-    if level or len(found) > most:
-        raise Rejected("oversized", f"its reply has more than the {most} objects that it may have")
-    return list(reversed(found))
+    if level or len(ids) > most:
+        raise Rejected("oversized", f"its reply has more than the {most} objects allowed")
+    return list(reversed(ids))
 
 
 class Reply:
-    """What has come of a reply so far."""
+    """The part of a reply that has arrived so far."""
 
     def __init__(self, root: str, tree: ObjectTree, bounds: Bounds):
         self.root, self.bounds = root, bounds
         self.missing = tree_ids(tree, bounds.objects)
         self.contents: dict[str, bytes] = {}
-        self.arrays, self.text = bounds.arrays, bounds.text  # bytes that may still come
+        self.arrays, self.text = bounds.arrays, bounds.text  # bytes that may still arrive
 
     @property
     def left(self) -> int:
-        """Bytes that its next object may have."""
+        """Bytes that the next object may have."""
         return self.arrays + self.text
 
     def add(self, object_id: str, content: bytes) -> None:
@@ -105,35 +105,35 @@ class Reply:
         self.missing.remove(object_id)
 
     def message(self) -> Message:
-        """The reply as Flower's message, once nothing is missing."""
+        """The reply as a Flower message, once nothing is missing."""
         try:
             self._check()
             return inflate_object_from_contents(self.root, self.contents)  # type: ignore[return-value]
         except Rejected:
             raise
-        except Exception as error:  # whatever a forged part makes json and flwr raise
+        except Exception as error:  # a forged part can make json and flwr raise anything
             raise unreadable(error) from None
 
     def _check(self) -> None:
-        """The kinds of objects at each level, and what the arrays come to."""
+        """Checks the kinds of objects at each level, and the total size of the arrays."""
         level, total = [self.root], 0
         for kinds in LEVELS:
             below: dict[str, None] = {}
             for object_id in level:
                 part = parted(self.contents[object_id])
                 if part.kind not in kinds:
-                    raise Rejected("malformed", "its reply is not built as a message is")
+                    raise Rejected("malformed", "its reply does not have a message's structure")
                 if part.kind == "Array":
                     total += self._inflated(object_id, part)
                 below.update(dict.fromkeys(part.children))
             level = list(below)
         if level:
-            raise Rejected("malformed", "its reply is not built as a message is")
+            raise Rejected("malformed", "its reply does not have a message's structure")
         if total > self.bounds.arrays:
             raise too_long(self.bounds)
 
     def _inflated(self, object_id: str, array: "Part") -> int:
-        """The bytes of an array, each chunk as often as it is listed."""
+        """The bytes of an array, counting each chunk as often as it is listed."""
         content = self.contents[object_id]
         sizes = [parted(self.contents[chunk]).length for chunk in array.children]
         listed = json.loads(content[len(content) - array.length :])["arraychunk_ids"]
@@ -141,11 +141,11 @@ class Reply:
 
 
 class Part(NamedTuple):
-    """What an object's head says of it."""
+    """What an object's head says about it."""
 
     kind: str
     children: list[str]
-    length: int  # of its body, as it is
+    length: int  # of its body, as received
 
 
 def parted(content: bytes) -> Part:
@@ -158,7 +158,7 @@ def parted(content: bytes) -> Part:
 
 def too_long(most: Bounds) -> Rejected:
     return Rejected("oversized", f"its reply is longer than the {most.arrays + most.text} bytes "
-                    "that it may have")  # fmt: skip
+                    "allowed")  # fmt: skip
 
 
 def unreadable(error: Exception) -> Rejected:

@@ -1,4 +1,4 @@
-"""A deployment's problem for the simulator: all nodes' data in one place."""
+"""Runs a deployment's problem in the simulator, with all nodes' data in one place."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -10,9 +10,9 @@ from mixfl.problem import AtNodes, Federated, Problem
 
 
 def simulated(problem: Problem, nodes: Sequence[Mapping[str, Any]]) -> Problem:
-    """The problem with the data of `nodes`, each given by the configuration it would have.
+    """The problem with the data of `nodes`, each given by its node configuration.
 
-    A population's clients are in order of their numbers, as the deployment has them.
+    A population's clients are in order of their numbers, as in the deployment.
     """
     places = [(population(problem, node).name, number(node), node) for node in nodes]
     terms = []
@@ -21,7 +21,7 @@ def simulated(problem: Problem, nodes: Sequence[Mapping[str, Any]]) -> Problem:
             own = sorted((n, i) for i, (name, n, _) in enumerate(places) if name == term.name)
             loaded = {f"{n}.{i}": load(term, nodes[i]).examples.all() for n, i in own}
             if not loaded:
-                raise MixflError(f"none of the {len(nodes)} nodes is of '{term.name}'.")
+                raise MixflError(f"none of the {len(nodes)} nodes belongs to '{term.name}'.")
             term = dataclasses.replace(term, clients=ClientData.from_clients(loaded))
         terms.append(term)
     return dataclasses.replace(problem, terms=terms)
@@ -38,7 +38,8 @@ def population(problem: Problem, node: Mapping[str, Any]) -> Federated:
 
 
 def number(node: Mapping[str, Any]) -> int:
-    """A client's number, by which its data is put in order: `partition-id`, or the node's id."""
+    """A client's number, which determines the order of its data: `partition-id`, or the node's
+    id."""
     given = node.get("partition-id", node.get("node-id", 0))
     if isinstance(given, bool) or not isinstance(given, int) or not 0 <= given < 2**64:
         raise MixflError(f"partition-id = {given!r}: expected a whole number of at least 0.")
@@ -46,7 +47,7 @@ def number(node: Mapping[str, Any]) -> int:
 
 
 def load(term: Federated, node: Mapping[str, Any]) -> ClientData:
-    """A node's own data, as that of one client."""
+    """A node's own data, as one client."""
     if not isinstance(term.clients, AtNodes):
         raise MixflError(
             f"the data of '{term.name}' is in the problem itself: for a deployment, give Federated "

@@ -1,8 +1,8 @@
-"""flower-superexec, but that no token is in a command line, which every user of a machine can read:
-a run's server gets its token in a file that has no name. It ends with superexec, even if that is
-killed.
+"""flower-superexec without tokens on command lines, which every user of a machine can read.
 
-What is changed is inside flwr 1.41; with another version, use its own flower-superexec.
+A run's server gets its token in a file without a name. The server ends when superexec does, even
+if superexec is killed. This replaces a part of flwr 1.41. With another version, use its own
+flower-superexec.
 """
 
 import os
@@ -16,7 +16,7 @@ from mixfl.deploy.flower.processes import end_with
 
 
 class Quiet:
-    """Stands in for `subprocess` in Flower's executor."""
+    """Replaces `subprocess` in Flower's executor."""
 
     DEVNULL = subprocess.DEVNULL
 

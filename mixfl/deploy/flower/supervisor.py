@@ -1,8 +1,9 @@
-"""Keeps processes up: starts them, starts again what ends, and ends all with itself.
+"""Starts processes, restarts those that exit, and ends all of them with itself.
 
-However the supervisor ends, what it started ends too; should anything be left all the same, the
-next supervisor ends it first (processes.py). A pause before a restart grows while a process keeps
-ending soon. One line per event is printed; what the processes print is in logs/.
+Whatever ends the supervisor also ends the processes it started. If any survive, the next
+supervisor kills them first (processes.py). The pause before a restart grows while a process keeps
+exiting soon after its start. The supervisor prints one line per event; the processes' own output
+is in logs/.
 """
 
 import contextlib
@@ -21,22 +22,22 @@ from mixfl.deploy.flower import processes
 from mixfl.errors import MixflError
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 15.0  # seconds before a restart
-WELL = 60.0  # seconds after which a process that ends counts as one that ran well
+WELL = 60.0  # seconds of running after which the pause is reset
 GRACE = 10.0  # seconds between SIGTERM and SIGKILL
-LOG_BYTES = 10_000_000  # of a log file; the one before is kept
+LOG_BYTES = 10_000_000  # of a log file; one older file is kept
 LOOK_EVERY = 0.2
 
 Keeper = Generator[None, None, int]
 
 
 def say(text: str) -> None:
-    with contextlib.suppress(OSError):  # nobody reads it any more
+    with contextlib.suppress(OSError):  # stdout is closed
         print(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {text}", flush=True)
 
 
 @dataclass
 class Pause:
-    """The seconds to wait after each of several failures in a row."""
+    """Seconds to wait after a failure; they double with each failure in a row."""
 
     first: float = FIRST_PAUSE
     longest: float = LONGEST_PAUSE
@@ -53,7 +54,7 @@ class Pause:
 
 @dataclass
 class Child:
-    """A process to be kept up, in the project's folder."""
+    """A supervised process, run in the project's folder."""
 
     name: str
     command: Sequence[str]
@@ -62,7 +63,7 @@ class Child:
     process: subprocess.Popen | None = None
     starts: int = 0
     since: float = 0.0  # when it was started
-    due: float = 0.0  # when it is to be started
+    due: float = 0.0  # when to start it
     pause: Pause = field(default_factory=Pause)
 
     @property
@@ -79,37 +80,37 @@ class Child:
             if now >= self.due:
                 self._start(now)
             return
-        how = ended(self.process)
-        if how is not None:
-            # What it started goes too: a run's server would keep the run's folder locked.
+        exit_reason = ended(self.process)
+        if exit_reason is not None:
+            # Kill its children too: a run's server would keep the run folder locked.
             processes.kill(processes.marked(self.mark))
             self.process = None
-            self._again(now, how)
+            self._restart_later(now, exit_reason)
 
     def _start(self, now: float) -> None:
         self.starts, self.since = self.starts + 1, now
         try:
             self.process = start(self.command, self.folder, self.mark, self.environment, self.log)
         except OSError as error:
-            self._again(now, f"can't be started: {error.strerror or error}")
+            self._restart_later(now, f"can't be started: {error.strerror or error}")
             return
         say(f"{self.name}: started, process {self.process.pid}")
 
-    def _again(self, now: float, how: str) -> None:
+    def _restart_later(self, now: float, why: str) -> None:
         lived = now - self.since
         if lived >= WELL:
             self.pause.reset()
         seconds = self.pause.next()
         self.due = now + seconds
-        say(f"{self.name}: {how} after {lived:.0f} s; starting again in {seconds:g} s")
+        say(f"{self.name}: {why} after {lived:.0f} s; restarting in {seconds:g} s")
 
     def bound_log(self) -> None:
-        """It is copied and emptied: the process that writes to it, at its end, goes on."""
+        """Copies and empties a log that is too long. The process keeps appending to it."""
         with contextlib.suppress(OSError):
             if self.log.stat().st_size > LOG_BYTES:
                 try:
                     shutil.copyfile(self.log, self.log.with_suffix(".log.1"))
-                finally:  # a full disk is no reason to keep it
+                finally:  # empty it even if the disk is too full for the copy
                     os.truncate(self.log, 0)
 
 
@@ -122,7 +123,7 @@ def start(
         return subprocess.Popen(
             command, cwd=folder, env={**os.environ, **environment, processes.MARK: mark},
             stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C is for the supervisor, which sees to the rest
+            start_new_session=True,  # Ctrl-C reaches only the supervisor, which ends the others
             preexec_fn=processes.end_with(os.getpid()),
         )  # fmt: skip
     finally:
@@ -134,7 +135,7 @@ def _opened(log: Path) -> IO[bytes]:
     try:
         return open(log, "ab")
     except OSError as error:
-        say(f"{log} can't be written ({error.strerror}); the output is lost")
+        say(f"{log} can't be written ({error.strerror}): this output is lost")
         return open(os.devnull, "ab")
 
 
@@ -142,7 +143,7 @@ def ended(process: subprocess.Popen) -> str | None:
     code = process.poll()
     if code is None:
         return None
-    return f"killed by {_signal(-code)}" if code < 0 else f"ended with code {code}"
+    return f"killed by {_signal(-code)}" if code < 0 else f"exited with code {code}"
 
 
 def _signal(number: int) -> str:
@@ -153,7 +154,8 @@ def _signal(number: int) -> str:
 
 
 class Supervisor:
-    """`new_keeper` makes the keeper, and another one where that has failed."""
+    """`new_keeper` makes the keeper, a generator that looks after the run. If one fails, another is
+    made."""
 
     def __init__(
         self, folder: Path, children: list[Child], new_keeper: Callable[[], Keeper] | None = None
@@ -165,7 +167,7 @@ class Supervisor:
         self.locks: list[IO] = []
 
     def run(self) -> int:
-        """Until it is asked to stop, or the keeper has ended: its code."""
+        """Runs until it is asked to stop (0) or the keeper ends (its code)."""
         os.umask(0o077)
         for name in ("state", "logs"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
@@ -176,14 +178,15 @@ class Supervisor:
         for child in self.children:
             left = processes.kill(processes.marked(child.mark))
             if left:
-                say(f"{child.name}: {left} of an earlier supervisor's processes ended")
+                what = "process" if left == 1 else "processes"
+                say(f"{child.name}: killed {left} leftover {what} of an earlier supervisor")
         try:
             return self._tend()
         finally:
             self._end()
 
     def _claim(self, name: str) -> None:
-        """One supervisor at a time; the kernel gives the lock back, however this one ends."""
+        """Allows one supervisor at a time. The kernel releases the lock however this one ends."""
         file = open(self.folder / "state" / f"{name}.lock", "a+")  # noqa: SIM115 (held to the end)
         self.locks.append(file)
         try:
@@ -191,10 +194,10 @@ class Supervisor:
         except BlockingIOError:
             file.seek(0)
             raise MixflError(
-                f"{name} in {self.folder} is kept up already, by process {file.read().strip()}: "
-                "stop that one first."
+                f"{name} in {self.folder} is already supervised, by process "
+                f"{file.read().strip()}: stop that one first."
             ) from None
-        with contextlib.suppress(OSError):  # a full disk; the lock is held all the same
+        with contextlib.suppress(OSError):  # a full disk; the lock is held anyway
             file.truncate(0)
             file.write(f"{os.getpid()}\n")
             file.flush()
@@ -220,7 +223,7 @@ class Supervisor:
         return 0
 
     def _keep(self) -> None:
-        """Goes on with the keeper; StopIteration once it has ended."""
+        """Advances the keeper. Raises StopIteration when it has ended."""
         if self.keeper is None and self.new_keeper is not None and time.monotonic() >= self.due:
             self.keeper = self.new_keeper()
         if self.keeper is None:
@@ -230,10 +233,11 @@ class Supervisor:
         except OSError as error:
             seconds = self.pause.next()
             self.keeper, self.due = None, time.monotonic() + seconds
-            say(f"the run can't be seen to: {error}; trying again in {seconds:g} s")
+            say(f"the run can't be supervised: {error}; trying again in {seconds:g} s")
 
     def _end(self) -> None:
-        """SIGTERM to everything, and SIGKILL to what is left after a while, or at a second call."""
+        """Sends SIGTERM to everything, and SIGKILL to what is left after GRACE seconds, or when
+        asked to stop once more."""
         if self.keeper is not None:
             self.keeper.close()
         all_marked = [processes.marked(child.mark) for child in self.children]
@@ -243,12 +247,12 @@ class Supervisor:
         while any(map(processes.running, all_marked)):
             if time.monotonic() > end or self.asked > asked:
                 killed = sum(map(processes.kill, all_marked))
-                say(f"{killed} processes did not end by themselves and were killed")
+                say(f"{killed} processes did not exit after SIGTERM and were killed")
                 break
             time.sleep(LOOK_EVERY)
         for child in self.children:
             if child.process is not None:
-                child.process.kill()  # where processes can't be found by their mark
+                child.process.kill()  # in case processes can't be found by their mark
                 child.process.wait()
         for file in self.locks:
             file.close()

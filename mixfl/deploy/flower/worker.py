@@ -1,14 +1,14 @@
-"""A node's worker: one process that answers every message of its node.
+"""A node's worker: one long-lived process that answers all messages of its node.
 
-Flower starts a process per message, which imports Flower, JAX and the project, loads the data and
-compiles anew. A SuperNode with `--isolation process` leaves the starting to another process, as a
-rule flower-superexec. `watch` is such a process: it hands each message's token to a worker, which
-runs the project's ClientApp and keeps what it has imported, loaded and compiled. The worker reads
-tokens from its standard input and ends with it. It is replaced when it has died, when a run
-brings other code, and when it has not answered long after the server gave up waiting.
+By default, Flower starts a process for each message, which imports Flower, JAX and the project,
+loads the data and compiles again. With `--isolation process`, a SuperNode leaves starting processes
+to another program, usually flower-superexec. `watch` takes its place. It passes each message's
+token to a worker, which runs the project's ClientApp and keeps everything imported, loaded and
+compiled. The worker reads tokens from its standard input and exits when that closes. It is replaced
+if it dies, if a run brings other code, or if it is still busy long after the server gave up.
 
-What comes from flwr's inner modules here is what its own flwr-clientapp and flower-superexec are
-made of; with another version of flwr, use these (docs/deploy.md).
+This uses the internal modules of flwr 1.41 that its own flwr-clientapp and flower-superexec are
+made of. With another version of flwr, use those instead (docs/deploy.md).
 """
 
 import logging
@@ -51,14 +51,13 @@ except ImportError as error:
         "without a worker (docs/deploy.md)."
     ) from None
 
-LOOK_EVERY = 0.1  # seconds between two looks for a message
-PATIENCE = 3.0  # times the seconds that the server waits for an answer
+LOOK_EVERY = 0.1  # seconds between two checks for a message
+PATIENCE = 3.0  # a worker may take this many times the server's deadline
 ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 
 
 def watch(address: str, secret: Path | None = None, until: int | None = None) -> None:
-    """Serves the SuperNode whose Runtime API is at `address`; `until` a process, given by its
-    number, has ended."""
+    """Serves the SuperNode whose Runtime API is at `address`, until the process `until` ends."""
     if until is not None:
         threading.Thread(target=_end_with, args=(until,), daemon=True).start()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -70,16 +69,16 @@ def watch(address: str, secret: Path | None = None, until: int | None = None) ->
     worker, code = None, None
     try:
         while True:
-            found = client.AcquireTask(request)
-            if not (found.HasField("task") and found.token):
+            acquired = client.AcquireTask(request)
+            if not (acquired.HasField("task") and acquired.token):
                 time.sleep(LOOK_EVERY)
                 continue
-            if worker is None or worker.poll() is not None or code != found.task.fab_hash:
+            if worker is None or worker.poll() is not None or code != acquired.task.fab_hash:
                 _end(worker)
-                worker, code = _started(address), found.task.fab_hash
+                worker, code = _started(address), acquired.task.fab_hash
             try:
-                print(found.token, file=worker.stdin, flush=True)
-            except BrokenPipeError:  # it has just died; Flower gives the message up
+                print(acquired.token, file=worker.stdin, flush=True)
+            except BrokenPipeError:  # it has just died; Flower gives up the message
                 pass
     except KeyboardInterrupt:
         pass
@@ -91,7 +90,7 @@ def _end_with(process: int) -> None:
     since = started(process)
     while since is not None and started(process) == since:
         time.sleep(0.2)
-    os._exit(0)  # the worker ends with its standard input
+    os._exit(0)  # the worker exits when its standard input closes
 
 
 def _started(address: str) -> subprocess.Popen:
@@ -109,7 +108,7 @@ def _client(address: str, component: str, *more) -> RuntimeHttpClient:
     interceptors = [RuntimeVersionHttpInterceptor(component_name=component), *filter(None, more)]
     return RuntimeHttpClient.from_server_address(
         server_address=address,
-        insecure=True,  # the node's own machine; a secret or a token goes with each call
+        insecure=True,  # on the node's own machine, with a secret or a token in each call
         root_certificates=None,
         interceptors=interceptors,
         retry_invoker=make_simple_http_retry_invoker(),
@@ -117,8 +116,8 @@ def _client(address: str, component: str, *more) -> RuntimeHttpClient:
 
 
 def work(address: str) -> None:
-    """Answers the messages whose tokens come line by line, and ends with the process that sends
-    them, whatever it is doing then."""
+    """Answers the messages whose tokens arrive on standard input, one per line. Exits at once when
+    the sender does."""
     tokens: queue.Queue[str] = queue.Queue()
 
     def read():
@@ -134,7 +133,7 @@ def work(address: str) -> None:
         heartbeat.start()
         try:
             app = _answer(client, app)
-        except Exception:  # of the connection to the SuperNode, which then gives the message up
+        except Exception:  # the connection to the SuperNode failed; it gives up the message
             log(logging.ERROR, "a message could not be answered", exc_info=True)
         finally:
             signal.alarm(0)
@@ -144,7 +143,7 @@ def work(address: str) -> None:
 
 def _answer(client: RuntimeHttpClient, app):
     message, context, run, fab = pull_task_input(client)
-    # By then it hangs, and nobody waits. The signal ends the process, and the node goes on.
+    # By then the app hangs and nobody waits for it. The signal ends this process, not the node.
     signal.alarm(int(PATIENCE * message.metadata.ttl) + 1)
     try:
         if app is None:
@@ -153,7 +152,7 @@ def _answer(client: RuntimeHttpClient, app):
             app = load(run.fab_id, run.fab_version, fab.hash_str)
         reply, status, details = app(message=message, context=context), SubStatus.COMPLETED, ""
     except Exception as error:
-        # To the node's log only: the text of an error may have the node's data in it.
+        # Only to the node's log: the text of an error may contain the node's data.
         log(logging.ERROR, "the ClientApp failed", exc_info=True)
         code = ErrorCode.CLIENT_APP_RAISED_EXCEPTION
         if app is None:

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Keys and certificates in keys/: for three nodes, and the hosts by which they reach the server.
+# Makes keys and certificates in keys/, for three nodes. HOST is the server's name or address.
 #   ./keys.sh [HOST...]
 set -eu
 cd "$(dirname "$0")"

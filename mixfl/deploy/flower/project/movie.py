@@ -1,9 +1,9 @@
 """Next-movie recommendation: nodes have what someone watched, the server spreads the movies out.
 
-The table of movies is row-sparse: a node gets and sends only the rows of movies that it has seen.
-Everything that is about this model and this data is here; nothing is loaded before it is needed.
-MIXFL_DATA names a store with the columns `context` and `movie` (`mixfl data prepare movielens`), at
-each machine its own; without it, synthetic ratings are drawn.
+The table of movies is row-sparse: a node gets and sends only the rows of its own movies.
+Everything about the model and the data is in this file. Data is loaded only when it is needed. Set
+MIXFL_DATA to a store with the columns `context` and `movie` (`mixfl data prepare movielens`), on
+each machine its own. Without it, the ratings are synthetic.
 """
 
 import functools
@@ -18,14 +18,14 @@ import mixfl.flower
 from mixfl.data.synthetic.ratings import ratings
 from mixfl.tasks import movie
 
-NODES = 3  # of the simulation
-MOVIES = 3952 if "MIXFL_DATA" in os.environ else 200  # the catalogue, which everybody knows
+NODES = 3  # in the simulation
+MOVIES = 3952 if "MIXFL_DATA" in os.environ else 200  # the catalog, which everybody knows
 EMBEDDING, MARGIN = 16, 0.9
 
 
 @functools.cache
 def viewers() -> tuple[mixfl.ClientData, mixfl.ClientData]:
-    """To train on, and to judge by."""
+    """The clients to train on, and those to evaluate on."""
     if "MIXFL_DATA" in os.environ:
         everyone = mixfl.ClientData.open(os.environ["MIXFL_DATA"])
     else:
@@ -38,7 +38,7 @@ def viewers() -> tuple[mixfl.ClientData, mixfl.ClientData]:
 
 
 def own_examples(node: dict) -> dict[str, np.ndarray]:
-    """At a node: what its viewers saw. Where nodes share a store, each takes its part of it."""
+    """Runs at a node: what its viewers saw. If nodes share a store, each takes its part."""
     train, _ = viewers()
     parts = node.get("num-partitions", 1)
     own = np.arange(len(train))[node.get("partition-id", 0) % parts :: parts]
@@ -50,18 +50,18 @@ def init(key):
 
 
 def loss(params, batch):
-    """One number per example: the next movie is to be near the last ones."""
+    """One number per example: pulls the next movie toward the last ones."""
     return movie.hinge_loss(params, batch, MARGIN)
 
 
 def spreadout(params):
-    """At the server, without any data: all movies are to be apart."""
+    """Runs at the server, without any data: pushes all movies apart."""
     return movie.spreadout(params, movie.BALANCE / MOVIES)
 
 
 @jax.jit
 def recall(params, batch):
-    """Part of the examples whose movie is among the ten that score best."""
+    """Share of the examples whose movie is among the ten that score best."""
     table = params["movies"]
     left = movie.left_tower(params["context"], table[batch["context"]], batch["length"])
     scores = (left @ movie.unit(table[:-1]).T).at[:, 0].set(-jnp.inf)
@@ -69,7 +69,7 @@ def recall(params, batch):
 
 
 def evaluate(params) -> dict[str, float]:
-    """At the server, on viewers that nobody trained on."""
+    """Runs at the server, on viewers that nobody trained on."""
     batch = {name: column[:5000] for name, column in viewers()[1].examples.all().items()}
     hinge = float(jnp.mean(loss(params, batch)))
     return {"recall@10": float(recall(params, batch)), "loss": hinge / 2 + spreadout(params) / 2}

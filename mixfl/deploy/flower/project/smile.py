@@ -1,8 +1,8 @@
 """Smile classification: nodes have photos of smiling faces, the server has the others.
 
-Everything that is about this model and this data is here; nothing is loaded before it is needed.
-MIXFL_DATA names a store with the columns `image` and `smiling` (`mixfl data prepare celeba`), at
-each machine its own; without it, synthetic faces are drawn.
+Everything about the model and the data is in this file. Data is loaded only when it is needed. Set
+MIXFL_DATA to a store with the columns `image` and `smiling` (`mixfl data prepare celeba`), on each
+machine its own. Without it, the faces are synthetic.
 """
 
 import functools
@@ -17,13 +17,13 @@ import mixfl.flower
 from mixfl.data.synthetic.faces import faces
 from mixfl.tasks.smile import auc
 
-NODES = 3  # of the simulation
+NODES = 3  # in the simulation
 HIDDEN = 64
 
 
 @functools.cache
 def people() -> tuple[mixfl.ClientData, mixfl.ClientData]:
-    """To train on, and to judge by."""
+    """The clients to train on, and those to evaluate on."""
     if "MIXFL_DATA" in os.environ:
         everyone = mixfl.ClientData.open(os.environ["MIXFL_DATA"])
     else:
@@ -39,7 +39,7 @@ def labelled(clients: mixfl.ClientData, smiling: int) -> dict[str, np.ndarray]:
 
 
 def own_examples(node: dict) -> dict[str, np.ndarray]:
-    """At a node: its smiling faces. Where nodes share a store, each takes its part of it."""
+    """Runs at a node: its smiling faces. If nodes share a store, each takes its part."""
     train, _ = people()
     parts = node.get("num-partitions", 1)
     own = np.arange(len(train))[node.get("partition-id", 0) % parts :: parts]
@@ -47,7 +47,7 @@ def own_examples(node: dict) -> dict[str, np.ndarray]:
 
 
 def central_examples() -> dict[str, np.ndarray]:
-    """At the server: unsmiling faces."""
+    """Runs at the server: unsmiling faces."""
     return labelled(people()[0], smiling=0)
 
 
@@ -74,7 +74,7 @@ def loss(params, batch):
 
 
 def evaluate(params) -> dict[str, float]:
-    """At the server, on people that nobody trained on."""
+    """Runs at the server, on people that nobody trained on."""
     batch = people()[1].examples.all()
     z = np.asarray(jax.jit(logits)(params, batch["image"]), np.float64)
     losses = np.logaddexp(0, z) - batch["smiling"] * z

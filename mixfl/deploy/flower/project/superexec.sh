@@ -1,5 +1,5 @@
 #!/bin/sh
-# Starts the server's part of each run, beside the SuperLink, as a process that ends with it.
+# Runs next to the SuperLink and starts the server of each run. The server ends when superexec does.
 set -eu
 cd "$(dirname "$0")"
 . ./env.sh

@@ -1,5 +1,5 @@
 #!/bin/sh
-# The SuperLink, which nodes connect to. Its database keeps the registered nodes and the runs.
+# The SuperLink, which nodes connect to. Its database has the registered nodes and the runs.
 set -eu
 cd "$(dirname "$0")"
 . ./env.sh

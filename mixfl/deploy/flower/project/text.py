@@ -1,8 +1,8 @@
 """Next-character prediction: nodes have people's posts, the server has articles.
 
-Everything that is about this model and this data is here; nothing is loaded before it is needed.
-MIXFL_DATA names a folder with the stores `federated` and `central`, or at a node the first alone
-(`mixfl data prepare`), at each machine its own; without it, synthetic text is written.
+Everything about the model and the data is in this file. Data is loaded only when it is needed. Set
+MIXFL_DATA to a folder with the stores `federated` and `central` (`mixfl data prepare`), on each
+machine its own; a node needs only the first. Without it, the text is synthetic.
 """
 
 import functools
@@ -16,7 +16,7 @@ from mixfl.data.synthetic.text import texts
 from mixfl.tasks.text import char_model
 from mixfl.tasks.text.vocabulary import TFF, Vocabulary
 
-NODES = 3  # of the simulation
+NODES = 3  # in the simulation
 EMBEDDING, HIDDEN = 32, 32
 vocabulary = Vocabulary(tuple(TFF))
 
@@ -33,7 +33,7 @@ def synthetic() -> dict[str, mixfl.ClientData]:
 
 @functools.cache
 def writers(name: str) -> tuple[mixfl.ClientData, mixfl.ClientData]:
-    """To train on, and to judge by."""
+    """The clients to train on, and those to evaluate on."""
     if "MIXFL_DATA" in os.environ:
         everyone = mixfl.ClientData.open(os.path.join(os.environ["MIXFL_DATA"], name))
     else:
@@ -44,7 +44,7 @@ def writers(name: str) -> tuple[mixfl.ClientData, mixfl.ClientData]:
 
 
 def own_examples(node: dict) -> dict[str, np.ndarray]:
-    """At a node: its posts. Where nodes share a store, each takes its part of it."""
+    """Runs at a node: its posts. If nodes share a store, each takes its part."""
     train, _ = writers("federated")
     parts = node.get("num-partitions", 1)
     own = np.arange(len(train))[node.get("partition-id", 0) % parts :: parts]
@@ -52,7 +52,7 @@ def own_examples(node: dict) -> dict[str, np.ndarray]:
 
 
 def central_examples() -> dict[str, np.ndarray]:
-    """At the server: articles."""
+    """Runs at the server: articles."""
     return writers("central")[0].examples.all()
 
 
@@ -66,16 +66,16 @@ def loss(params, batch):
 
 
 def evaluate(params) -> dict[str, float]:
-    """At the server, on articles and, where it has them, posts that nobody trained on."""
-    found = {}
+    """Runs at the server, on articles and, if it has them, posts that nobody trained on."""
+    losses = {}
     for name in ("federated", "central"):
         if "MIXFL_DATA" in os.environ and not os.path.isdir(
             os.path.join(os.environ["MIXFL_DATA"], name)
         ):
             continue
         text = writers(name)[1].examples.all()["text"][:300]
-        found[f"{name}/loss"] = float(np.mean(loss(params, {"text": text})))
-    return {"loss": sum(found.values()) / len(found), **found}
+        losses[f"{name}/loss"] = float(np.mean(loss(params, {"text": text})))
+    return {"loss": sum(losses.values()) / len(losses), **losses}
 
 
 problem = mixfl.Problem(

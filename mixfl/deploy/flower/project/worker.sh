@@ -1,5 +1,5 @@
 #!/bin/sh
-# The worker of node number $1, beside its SuperNode.
+# The worker of node number $1, on the same machine as its SuperNode.
 set -eu
 cd "$(dirname "$0")"
 . ./env.sh

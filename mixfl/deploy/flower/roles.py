@@ -1,10 +1,12 @@
-"""What a machine of a deployment runs, by its role: the scripts of the project, kept up."""
+"""`mixfl flower up`: the processes that a machine runs by its role (server, node or both)."""
 
+import functools
 import os
 import sys
 from pathlib import Path
 
-from mixfl.deploy.flower.keeper import RunKeeper, run_folder
+from mixfl.deploy.flower.flwr_command import FlwrCommand
+from mixfl.deploy.flower.run_keeper import RunKeeper, keep_server, run_folder
 from mixfl.deploy.flower.supervisor import Child, Supervisor, say
 from mixfl.errors import MixflError
 
@@ -15,33 +17,31 @@ def up(
     project: Path, server: bool, nodes: list[int], run: bool = False, run_config: str = "",
     keep: bool = False,
 ) -> int:  # fmt: skip
-    """Until it is stopped, or the run is finished; the exit code."""
+    """Runs until it is stopped or the run has ended. Returns the exit code."""
     project = project.resolve()
     _check(project, server, nodes)
     address = os.environ.get("SUPERLINK", SUPERLINK)
     out = run_folder(project, run_config) if run else None
-    # `flwr` and the others of this Python, also where its environment is not activated.
+    # Find `flwr` and others next to this Python, even if its environment is not activated.
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     environment = {"PATH": path}
-    children, keeper = [], None
+    children, new_keeper = [], None
     if server:
         superlink = Child("superlink", ["./superlink.sh"], project, environment)
         superexec = Child("superexec", ["./superexec.sh"], project, environment)
         children += [superlink, superexec]
-        kept = RunKeeper(
-            project, address, out, run_config, keep, lambda: superexec.starts,
-            environment=environment,
-        )  # fmt: skip
-        keeper = kept.kept
+        flwr = FlwrCommand(project, address, environment=environment)
+        kept = None if out is None else RunKeeper(flwr, out, run_config, lambda: superexec.starts)
+        new_keeper = functools.partial(keep_server, flwr, kept, keep)
     for i, n in enumerate(nodes):
         children += _node(project, n, i, environment)
-    say(f"keeping up {', '.join(child.name for child in children)} in {project}")
-    return Supervisor(project, children, keeper).run()
+    say(f"supervising {', '.join(child.name for child in children)} in {project}")
+    return Supervisor(project, children, new_keeper).run()
 
 
 def _node(project: Path, n: int, place: int, environment: dict[str, str]) -> list[Child]:
     own = {**environment, "WORKER": "apart"}
-    if "PORT" in os.environ:  # of the first node here
+    if "PORT" in os.environ:  # the first node's
         own["PORT"] = str(int(os.environ["PORT"]) + place)
     return [
         Child(f"node-{n}", ["./supernode.sh", str(n)], project, own),
@@ -50,7 +50,7 @@ def _node(project: Path, n: int, place: int, environment: dict[str, str]) -> lis
 
 
 def numbers(project: Path) -> list[int]:
-    """The nodes whose keys are here."""
+    """The numbers of the nodes whose keys are in the project."""
     names = [path.stem.removeprefix("node-") for path in project.glob("keys/node-*.pub")]
     return sorted(int(name) for name in names if name.isdecimal())
 
@@ -58,14 +58,14 @@ def numbers(project: Path) -> list[int]:
 def _check(project: Path, server: bool, nodes: list[int]) -> None:
     if not (project / "supernode.sh").is_file():
         raise MixflError(
-            f"{project} has no project of `mixfl flower new` (no supernode.sh in it): go to its "
-            "folder, or give --project."
+            f"{project} is not a project made by `mixfl flower new` (no supernode.sh in it): run "
+            "this in the project's folder, or give --project."
         )
     wanted = ["server.key", "server.crt", "server.secret"] if server else []
     wanted += [f"node-{n}{end}" for n in nodes for end in ("", ".secret")]
     missing = [name for name in wanted if not (project / "keys" / name).is_file()]
     if missing:
         raise MixflError(
-            f"keys/{missing[0]} is not in {project}: ./keys.sh makes it, or bring it from the "
+            f"keys/{missing[0]} is not in {project}: make it with ./keys.sh, or copy it from the "
             "machine on which the keys were made."
         )

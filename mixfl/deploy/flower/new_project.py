@@ -1,4 +1,4 @@
-"""Writes a project that trains one of the tasks on Flower: the files in project/, filled in."""
+"""Writes a project that trains one of the tasks on Flower, from the templates in project/."""
 
 import os
 import tempfile
@@ -8,7 +8,7 @@ from mixfl.errors import MixflError, unknown
 
 TEMPLATE = Path(__file__).parent / "project"
 TASKS = ("smile", "text", "movie")
-NAMES = {"gitignore": ".gitignore"}  # under its own name it would count here, too
+NAMES = {"gitignore": ".gitignore"}  # under its real name, git would apply it here too
 
 
 def write_project(folder: Path, task: str) -> None:
@@ -17,11 +17,11 @@ def write_project(folder: Path, task: str) -> None:
     if folder.exists() and not folder.is_dir():
         raise MixflError(f"{folder} is a file: give a new folder.")
     if folder.is_dir() and any(folder.iterdir()):
-        raise MixflError(f"{folder} is not empty: give a new folder, nothing is overwritten.")
+        raise MixflError(f"{folder} is not empty: give a new folder. Nothing was overwritten.")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    # All of it or nothing: it is written beside, and then takes the place of the empty folder.
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".mixfl-new-") as beside:
-        made = Path(beside) / "project"
+    # All or nothing: the project is written next to the folder and then replaces it.
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".mixfl-new-") as temporary:
+        made = Path(temporary) / "project"
         for source in sorted(TEMPLATE.rglob("*")):
             if source.is_file() and source.suffix not in (".py", ".pyc"):
                 text = source.read_text(encoding="utf-8").replace("TASK", task)
