@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tiny_problem
+import tomli_w
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save
@@ -20,7 +21,6 @@ from mixfl import optimizers
 from mixfl.cli import main
 from mixfl.errors import MixflError
 from mixfl.runs import folder as directory
-from mixfl.runs.plan import to_toml
 from mixfl.runs.user_input import parse_assignments, read_config
 from mixfl.settings import AGGREGATIONS, FIRST_LAYERS, KEYS, MEASURES, TABLES, WEIGHTINGS
 from mixfl.tasks import find
@@ -193,7 +193,7 @@ def test_smile_options_out_of_range(refused):
 def test_folder_with_another_run(mixfl_command, refused):
     assert mixfl_command(*RUN, "--rounds", 1, "--out", "run")[0] == 0
     run = (*RUN, "--out", "run", "--rounds")
-    assert "holds this run already: --resume" in refused(*run, 1)
+    assert "holds this run already: go on with --resume" in refused(*run, 1)
     for resume in ([], ["--resume"]):
         err = refused(*run, 2, "--set", "client_lr=0.5", *resume)
         assert "run holds another run (central_lr was 0.2, now 0.5; client_lr was 0.2, now" in err
@@ -584,7 +584,7 @@ def test_config_survives_toml(tmp_path_factory, keys):
     s = mixfl.Settings(**keys)
     config = {"task": "own.py:problem", **{k: getattr(s, k) for k in keys}}
     file = tmp_path_factory.getbasetemp() / "config.toml"
-    file.write_bytes(to_toml(config).encode())
+    file.write_bytes(tomli_w.dumps(config).encode())
     try:
         head, found = read_config(file)
     except MixflError as error:
