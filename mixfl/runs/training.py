@@ -170,7 +170,8 @@ def _restored(
 
 def _trained(loop: Loop, restored: Restored, start: Start) -> Result:
     sinks, record = loop.sinks, restored.record
-    by_first(lambda: sinks.begin(start._replace(round=restored.round, rows=record.rows)))
+    start = start._replace(round=restored.round, rows=tuple(record.rows))
+    by_first(lambda: sinks.begin(start))
     loop.engine.on_progress = sinks.within
     state = loop.run(restored.state, restored.round)
     params = jax.tree.map(np.array, state.x)
