@@ -20,7 +20,7 @@ _WHERE = {
     "MixflError": "mixfl.errors",
     "Diverged": "mixfl.errors",
     "train": "mixfl.runs.training",
-    "load": "mixfl.runs.folder",
+    "load": "mixfl.runs.reading",
     "prepare_process": "mixfl.process",
     "fed_avg": "mixfl.algorithms",
     "parallel_training": "mixfl.algorithms",
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from mixfl.errors import Diverged, MixflError
     from mixfl.problem import Central, Federated, Problem
     from mixfl.process import prepare_process
-    from mixfl.runs.folder import load
+    from mixfl.runs.reading import load
     from mixfl.runs.training import train
     from mixfl.settings import Settings
 

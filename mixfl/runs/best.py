@@ -9,7 +9,8 @@ from mixfl.runs import manifest
 from mixfl.runs.aside import Aside
 from mixfl.runs.checkpoint import Checkpoints
 from mixfl.runs.files import write_whole
-from mixfl.runs.folder import locked, read_run_config
+from mixfl.runs.folder import locked
+from mixfl.runs.reading import read_run_config
 
 
 def rewind(path: Path, note: Callable[[str], None]) -> None:

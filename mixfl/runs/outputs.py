@@ -9,8 +9,9 @@ from mixfl.errors import MixflError
 from mixfl.problem import Params
 from mixfl.runs.best import back_to_best
 from mixfl.runs.checkpoint import Checkpoints
-from mixfl.runs.folder import RunFolder, read_metrics, read_status
+from mixfl.runs.folder import RunFolder
 from mixfl.runs.model_file import load_model
+from mixfl.runs.reading import read_metrics, read_status
 from mixfl.runs.sinks.base import Row, Sink, Sinks, Start
 from mixfl.runs.sinks.folder import InFolder
 from mixfl.runs.sinks.mlflow import MakeSink

@@ -24,13 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from mixfl.errors import Interrupted, MixflError
-from mixfl.runs.folder import (
-    differences,
-    read_metrics,
-    read_run_config,
-    read_status,
-    say_failed,
-)  # fmt: skip
+from mixfl.runs.folder import differences, say_failed
+from mixfl.runs.reading import read_metrics, read_run_config, read_status
 from mixfl.settings import KEYS
 from mixfl.studies.progress import Board
 from mixfl.studies.worker_process import HUNG_SECONDS, Worker

@@ -37,7 +37,8 @@ from mixfl.errors import MixflError
 from mixfl.runs import checkpoint, manifest, orbax, origin
 from mixfl.runs.alarm import jumped
 from mixfl.runs.checkpoint import KEEP, Checkpoints
-from mixfl.runs.folder import RunFolder, read_metrics
+from mixfl.runs.folder import RunFolder
+from mixfl.runs.reading import read_metrics
 
 TINY = Path(tiny_problem.__file__)
 ROOT = Path(__file__).parents[2]

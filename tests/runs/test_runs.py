@@ -24,7 +24,7 @@ from mixfl.algorithms import ALGORITHMS
 from mixfl.cli import main
 from mixfl.engine import Simulator
 from mixfl.errors import Interrupted, MixflError
-from mixfl.runs import folder as directory
+from mixfl.runs import reading
 from mixfl.runs.checkpoint import KEEP, Checkpoints
 from mixfl.runs.loop import Loop
 
@@ -557,7 +557,7 @@ def test_ctrl_c_and_a_second_process(monkeypatch, capfd, tmp_path):
     arguments = [Path(sys.executable).with_name("mixfl"), *command]
     child = subprocess.Popen(arguments, stdout=pipe, stderr=pipe, text=True, env=env)
     try:
-        while len(directory.read_metrics(out)) < 2:
+        while len(reading.read_metrics(out)) < 2:
             assert child.poll() is None, child.stderr.read()
             time.sleep(0.01)
         assert cli(monkeypatch, *command, "--resume") == 2

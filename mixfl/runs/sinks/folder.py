@@ -3,7 +3,8 @@
 import contextlib
 
 from mixfl.errors import Diverged, Interrupted, MixflError
-from mixfl.runs.folder import RunFolder, read_status
+from mixfl.runs.folder import RunFolder
+from mixfl.runs.reading import read_status
 from mixfl.runs.sinks.base import Sink
 
 
