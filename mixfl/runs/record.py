@@ -9,7 +9,8 @@ from mixfl.runs.counts import too_many
 
 
 class Record:
-    """All processes have the same. A checkpoint keeps `meta`; metrics.jsonl has the rows."""
+    """The same in all processes (only process 0 counts alarms). A checkpoint keeps `meta`, and
+    metrics.jsonl has the rows."""
 
     def __init__(self, rows: Iterable[dict[str, Any]] = (), counts: Any = (), done: int = 0):
         self.rows = list(rows)  # one per evaluated round
