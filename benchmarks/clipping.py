@@ -3,13 +3,13 @@
 python -m benchmarks.clipping [--tasks smile,movie,text] [--algorithms fedavg,2wgt] [--trials N]
 """
 
-import os
 import tempfile
 from functools import partial
 from pathlib import Path
 
 import click
 
+import mixfl
 from benchmarks.parts import medians
 
 ROUNDS = {"smile": 5, "movie": 20, "text": 1}  # per turn
@@ -36,11 +36,9 @@ def measured(task: str, algorithm: str, trials: int) -> dict[str, float]:
 @click.option("--algorithms", default="fedavg,2wgt")
 @click.option("--trials", default=9)
 def main(tasks: str, algorithms: str, trials: int) -> None:
-    import jax
-
+    mixfl.prepare_process()  # as the command line does
     from mixfl.cli import print_table
 
-    jax.config.update("jax_num_cpu_devices", os.cpu_count())  # as the command line does
     rows = []
     for task in tasks.split(","):
         for algorithm in algorithms.split(","):

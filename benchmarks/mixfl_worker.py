@@ -6,12 +6,12 @@ Every request to run starts a new loop over exactly the requested rounds, so the
 includes all reading for them, even what the simulator reads ahead.
 """
 
-import os
 import sys
 from pathlib import Path
 
 import jax
 
+import mixfl
 from benchmarks import workloads
 from benchmarks.peers import protocol
 from mixfl.algorithms import ALGORITHMS
@@ -41,7 +41,7 @@ class Engine:
 
 
 if __name__ == "__main__":
-    jax.config.update("jax_num_cpu_devices", os.cpu_count())  # as the command line does
+    mixfl.prepare_process()  # as the command line does
     given = dict(argument.split("=", 1) for argument in sys.argv[2:])
     protocol.serve(
         Engine(sys.argv[1], **{k: int(v) if v.isdigit() else v for k, v in given.items()})

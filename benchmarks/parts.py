@@ -3,7 +3,6 @@
 python -m benchmarks.parts [--tasks smile,movie,text]
 """
 
-import os
 import tempfile
 import time
 from collections.abc import Callable
@@ -11,7 +10,7 @@ from pathlib import Path
 
 import click
 
-import mixfl.engine  # noqa: F401 (keeps freed memory, before JAX starts its threads)
+import mixfl
 
 TRIALS = 9
 
@@ -98,11 +97,9 @@ def products() -> dict[str, float]:
 @click.command()
 @click.option("--tasks", default="smile,movie,text", show_default=True)
 def main(tasks: str):
-    import jax
-
+    mixfl.prepare_process()  # as the command line does
     from mixfl.cli import print_table
 
-    jax.config.update("jax_num_cpu_devices", os.cpu_count())
     for task in tasks.split(","):
         parts = round_parts(task) | (products() if task == "smile" else {})
         print_table([task, "ms"], [[name, f"{ms:.3g}"] for name, ms in parts.items()])

@@ -23,7 +23,6 @@ from mixfl.cli import print_table
 from mixfl.engine import Simulator
 from mixfl.errors import Diverged
 from mixfl.problem import Federated, Problem
-from mixfl.process.compilation_cache import keep_programs
 from mixfl.runs.plan import plan
 from mixfl.theory.intervals import half_width
 
@@ -135,7 +134,7 @@ def shown(values: list[float]) -> str:
 @click.option("--quick", is_flag=True, help="One trial; nothing is stored.")
 def main(trials: int, algorithm: str, quick: bool) -> None:
     recipe(algorithm)  # an error now, not later
-    keep_programs()  # trials differ in their data and seeds only
+    mixfl.prepare_process(devices=1)  # its cache: trials differ in their data and seeds only
     rows = measured(algorithm, 1 if quick else trials, keep=not quick)
     head = ["bad clients", *AGGREGATIONS]
     print_table(

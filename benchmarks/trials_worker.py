@@ -18,6 +18,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+import mixfl
 from benchmarks.peers import protocol
 from mixfl.engine.feeding import Prefetch
 from mixfl.runs.plan import plan
@@ -107,6 +108,5 @@ if __name__ == "__main__":
     if way == "alone":  # one core per worker, as in mixfl's own trials
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cores[int(seeds.split(",")[0]) % len(cores)]})
-    else:
-        jax.config.update("jax_num_cpu_devices", os.cpu_count())
+    mixfl.prepare_process(devices=1 if way == "alone" else "auto")
     protocol.serve(Engine(task, seeds, way))

@@ -1,13 +1,12 @@
 """mixfl: mixed federated learning.
 
 Train one model jointly on data that stays with clients and on a loss computed at the server.
-Names are imported when first used, so that `mixfl --help` does not wait for JAX.
+Names are imported when first used, so that `mixfl --help` does not wait for JAX. Importing mixfl
+changes nothing else in the process; `prepare_process` does, for speed, when you call it.
 """
 
 import importlib
 from typing import TYPE_CHECKING
-
-from mixfl.process.memory import keep_freed_memory
 
 __version__ = "0.1.0"
 
@@ -21,7 +20,8 @@ _WHERE = {
     "MixflError": "mixfl.errors",
     "Diverged": "mixfl.errors",
     "train": "mixfl.runs.training",
-    "load": "mixfl.runs.folder",
+    "load": "mixfl.runs.reading",
+    "prepare_process": "mixfl.process",
     "fed_avg": "mixfl.algorithms",
     "parallel_training": "mixfl.algorithms",
     "one_way_gt": "mixfl.algorithms",
@@ -52,7 +52,8 @@ if TYPE_CHECKING:
     from mixfl.data.examples import ClientData, Examples
     from mixfl.errors import Diverged, MixflError
     from mixfl.problem import Central, Federated, Problem
-    from mixfl.runs.folder import load
+    from mixfl.process import prepare_process
+    from mixfl.runs.reading import load
     from mixfl.runs.training import train
     from mixfl.settings import Settings
 
@@ -60,7 +61,6 @@ if TYPE_CHECKING:
 def __getattr__(name: str):
     if name not in _WHERE:
         raise AttributeError(f"module 'mixfl' has no attribute '{name}'")
-    keep_freed_memory()
     return getattr(importlib.import_module(_WHERE[name]), name)
 
 

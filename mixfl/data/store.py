@@ -1,9 +1,10 @@
 """The client store: a memory-mapped folder, so opening it is cheap.
 
-    data.arrow      Arrow IPC file, a column per field, rows grouped by client
+    data.arrow      Arrow IPC file, a column per field, rows grouped by client; the schema's
+                    metadata has the store's format
     clients.arrow   Arrow IPC file, `id` and `end` (the row after the client's last)
 
-A writer fills a folder beside the target and renames it when all is there, so that an
+A writer fills a folder beside the target and renames it when it is complete, so that an
 interrupted preparation leaves no store that looks complete.
 """
 
@@ -17,8 +18,10 @@ import pyarrow as pa
 
 from mixfl.data.examples import ClientData, Column, Examples, checked
 from mixfl.errors import MixflError
+from mixfl.format_versions import STORE, check_format
 
 BATCH_BYTES = 32 << 20
+FORMAT = "mixfl_format"  # in the metadata of the schema
 
 
 class StoreWriter:
@@ -114,7 +117,7 @@ def _schema(arrays: dict[str, np.ndarray]) -> pa.Schema:
         kind = pa.list_(leaf, int(np.prod(shape))) if shape else leaf
         meta = {"shape": json.dumps(shape), "dtype": str(a.dtype)}
         fields.append(pa.field(name, kind, metadata=meta))
-    return pa.schema(fields)
+    return pa.schema(fields, metadata={FORMAT: str(STORE)})
 
 
 def open_store(path: Path) -> ClientData:
@@ -122,6 +125,7 @@ def open_store(path: Path) -> ClientData:
         raise MixflError(f"{path} is not a client store (no clients.arrow in it).")
     try:
         data = pa.ipc.open_file(pa.memory_map(str(path / "data.arrow")))
+        check_format(path, _format(data.schema), STORE, "prepare the data again")
         parts = [data.get_batch(i) for i in range(data.num_record_batches)]
         clients = pa.ipc.open_file(pa.memory_map(str(path / "clients.arrow"))).read_all()
         clients.validate(full=True)
@@ -133,6 +137,8 @@ def open_store(path: Path) -> ClientData:
         offsets = np.concatenate([[0], clients["end"].to_numpy()])
         ids = Ids(clients["id"])
         rows = {len(column) for column in columns.values()}
+    except MixflError:
+        raise
     except Exception as error:  # whatever a damaged file makes Arrow raise
         raise MixflError(
             f"the client store {path} is damaged: {error}. Prepare it again."
@@ -140,6 +146,11 @@ def open_store(path: Path) -> ClientData:
     if rows != {int(offsets[-1])} or (np.diff(offsets) < 0).any():
         raise MixflError(f"the client store {path} is damaged: rows and clients disagree.")
     return ClientData(Examples(columns), offsets, ids)
+
+
+def _format(schema: pa.Schema) -> int | None:
+    number = (schema.metadata or {}).get(FORMAT.encode())
+    return None if number is None else int(number)
 
 
 def _view(batch: pa.RecordBatch, f: pa.Field) -> np.ndarray:

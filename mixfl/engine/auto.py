@@ -68,7 +68,7 @@ def choose_forms(
         raise MixflError("tables = rows, but no term marks a table (rows=... of Federated).")
     if x is None or not algorithm.feed.clients:
         return Forms({t.name: () for t in problem.populations})
-    forms, refused = {}, dict[str, Refused]()
+    forms, refused = {}, dict[Refused, str]()  # why not, and whose reason it is
     for term in problem.populations:
         steps, batch = client_batches(term, s)
         chosen: list[Form] = []
@@ -78,14 +78,15 @@ def choose_forms(
                           aggregation.squares, aggregation.elements, chosen)
             )  # fmt: skip
             if isinstance(form, Refused):
-                refused.setdefault(choose.__module__, form)
+                refused[form] = choose.__module__
             elif form is not None:
                 chosen.append(form)
         forms[term.name] = tuple(chosen)
-    found = Forms(forms, tuple(refused.values()))
-    if s.first_layer == "low-rank" and not found.low_rank:
-        raise low_rank.required(refused.get(low_rank.__name__, "the clients are elsewhere"))
-    return found
+    chosen_forms = Forms(forms, tuple(refused))
+    if s.first_layer == "low-rank" and not chosen_forms.low_rank:
+        reasons = [why for why, module in refused.items() if module == low_rank.__name__]
+        raise low_rank.required([*reasons, "the clients' data is elsewhere"][0])
+    return chosen_forms
 
 
 def trains_few_numbers(x: Params, forms: tuple[Form, ...]) -> bool:

@@ -87,8 +87,14 @@ class Simulator:
         return resolved(self.s, self.feeder.chunk, self.devices, self.forms)
 
     def notes(self) -> Iterator[str]:
-        for reason in self.forms.refused:
-            yield str(reason)
+        s = self.s
+        for term, steps in zip(self.problem.populations, self.feeder.steps, strict=True):
+            if self.algorithm.feed.clients and steps < s.local_steps:
+                yield (
+                    f"no client of '{term.name}' has more than {steps} batches of "
+                    f"{s.client_batch}: local_steps = {s.local_steps} is never reached"
+                )
+        yield from map(str, self.forms.refused)
         layers = {name for weights in self.forms.low_rank.values() for name in weights}
         if layers:
             yield f"low-rank steps at the clients, exact and faster: {', '.join(sorted(layers))}"

@@ -64,10 +64,10 @@ class Population:
         """`state` is the aggregation's."""
         chain = self.aggregation
         group = group_size(len(feeds.batches.mask), broadcast.x, self.forms)
-        started: Any = start(self.forms, term, broadcast, feeds)
+        forms, term, broadcast, feeds = start(self.forms, term, broadcast, feeds)
 
         def total(told, look: bool):
-            return self._total(group, *started, told, look)
+            return self._total(group, forms, term, broadcast, feeds, told, look)
 
         told = chain.told(state)
         sums, rejected, reports = total(told, look=False)

@@ -139,7 +139,7 @@ def choose(c: Candidate) -> Form | Refused | None:
         return RowForm(marked, most_rows(c, marked) if c.term.here else {})
     if c.settings.tables == "rows":
         raise MixflError(f"tables = rows is not exact here: {reason}. Set tables = auto.")
-    return Refused(f"tables are dense: {reason}")
+    return Refused(f"clients get the whole of {', '.join(c.term.rows)}: {reason}")
 
 
 def most_rows(c: Candidate, marked: Mapping[str, Table]) -> dict[str, int]:

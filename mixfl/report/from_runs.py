@@ -17,7 +17,7 @@ from mixfl.runs.sinks.terminal import SHOWN
 from mixfl.tasks import read_toml
 
 # How a run is computed, not what: trials of one setting may differ in these and in the seed.
-MACHINE = ("version", "devices", "cohort_chunk", "central_chunk", "checkpoint_every")
+MACHINE = ("version", "format", "devices", "cohort_chunk", "central_chunk", "checkpoint_every")
 APART = ("seed", *MACHINE)
 MOST = 6  # panels of a chart
 REPRODUCED = "reproduce.json"  # a folder of `mixfl reproduce` has it

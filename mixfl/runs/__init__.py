@@ -1,1 +1,1 @@
-"""Runs: configuration, run directory, checkpoints, logging, resume."""
+"""Runs: plan, loop, run folder, checkpoints, sinks."""

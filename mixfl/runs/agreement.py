@@ -1,4 +1,4 @@
-"""Do several processes that train together have the same settings and the same data?"""
+"""Do the processes that train one model have the same settings and the same data?"""
 
 import zlib
 from pathlib import Path
@@ -13,7 +13,7 @@ from mixfl.problem import Problem
 
 
 def check_alike(problem: Problem, config: dict[str, Any]) -> None:
-    """Several processes must have the same settings and data; where the data lies is their own."""
+    """They must have the same settings and data. The data's path may differ."""
     if jax.process_count() == 1:
         return
     own = {k: v for k, v in config.items() if k != "data"} | {"task": Path(config["task"]).name}
@@ -28,11 +28,11 @@ def check_alike(problem: Problem, config: dict[str, Any]) -> None:
         )
     with processes.Together():
         expected, *others = processes.gather(own)
-        for i, found in enumerate(others, 1):
+        for i, other in enumerate(others, 1):
             changed = [
-                f"{k}: {found.get(k, 'unset')} and not {expected.get(k, 'unset')}"
-                for k in sorted({*found, *expected})
-                if found.get(k) != expected.get(k)
+                f"{k}: {other.get(k, 'unset')} and not {expected.get(k, 'unset')}"
+                for k in sorted({*other, *expected})
+                if other.get(k) != expected.get(k)
             ]
             if changed:
                 raise MixflError(

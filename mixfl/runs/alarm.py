@@ -1,19 +1,19 @@
-"""When an evaluated loss has jumped."""
+"""When the evaluated loss has jumped."""
 
 from collections.abc import Sequence
 
-RECENT = 10  # evaluations that say what is usual
-FEWEST = 5  # evaluations before one that can be told to be unusual
-TIMES = 3  # the range of the recent ones
-PART = 0.5  # of the best
+RECENT = 10  # evaluations that show what is usual
+FEWEST = 5  # evaluations needed before one can be called unusual
+TIMES = 3  # times the range of the recent losses
+PART = 0.5  # part of the best loss
 
 
 def jumped(losses: Sequence[float]) -> bool:
-    """Is the last loss far above what they were before?
+    """Is the last loss far above the ones before it?
 
-    It must exceed the highest of the recent ones by three times their range, and the best of all
-    by half of it. The first is what noise does not do; the second leaves alone what is small,
-    however unusual. A loss that stays high is not told again.
+    It must exceed the highest recent loss by three times the range of the recent losses, and the
+    best of all by half of that best. Noise does not do the former; the latter ignores changes that
+    are small, however unusual. A loss that stays high does not count again.
     """
     *before, last = losses
     if len(before) < FEWEST:

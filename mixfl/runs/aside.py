@@ -1,11 +1,11 @@
-"""What is in a run's way is moved aside, into a folder of the run, and never deleted."""
+"""Files in a run's way are moved aside, to a folder within the run folder, and never deleted."""
 
 import shutil
 from pathlib import Path
 
 from mixfl.runs.files import disk_error
 
-# In this order: as long as a run has its metrics, it is known that it had checkpoints.
+# In this order: while its metrics are there, it is known that the run had checkpoints.
 EVERYTHING = (
     "checkpoints", "tensorboard", "mlflow.json", "origin.json", "model.safetensors",
     "metrics.jsonl", "status.json",
@@ -13,7 +13,7 @@ EVERYTHING = (
 
 
 class Aside:
-    """A new folder aside-1, aside-2, ... of a run, made when something is moved there."""
+    """A new folder, aside-1, aside-2, ..., that is made when something is moved to it."""
 
     def __init__(self, run: Path):
         self.run = run
@@ -21,7 +21,7 @@ class Aside:
         self.path = run / f"aside-{max(taken, default=0) + 1}"
 
     def move(self, name: str) -> None:
-        """A file or folder of the run, if it is there."""
+        """Moves a file or folder of the run, if there is one."""
         if (self.run / name).exists():
             self._do(lambda: (self.run / name).rename(self._place(name)))
 

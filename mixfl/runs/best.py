@@ -10,23 +10,24 @@ from mixfl.runs.aside import Aside
 from mixfl.runs.checkpoint import Checkpoints
 from mixfl.runs.files import write_whole
 from mixfl.runs.folder import locked
+from mixfl.runs.reading import read_run_config
 
 
 def rewind(path: Path, note: Callable[[str], None]) -> None:
     """`back_to_best` for a run that no process is making."""
-    if not (path / "config.toml").is_file():
-        raise MixflError(f"{path} holds no run (no config.toml in it).")
+    read_run_config(path)
     with locked(path):
         back_to_best(path, note)
 
 
 def back_to_best(path: Path, note: Callable[[str], None]) -> None:
-    """Moves aside what came after the checkpoint with the lowest loss: the run goes on from it."""
+    """Moves aside what came after the checkpoint with the lowest loss, where the run then goes
+    on."""
     checkpoints = Checkpoints(path / "checkpoints")
     best = checkpoints.best()
     if best is None:
         raise MixflError(
-            f"{path} has no best checkpoint to go on from: none is of a round with an eval/loss."
+            f"{path} has no best checkpoint to go on from: none is from a round with an eval/loss."
         )
     folder = path / "checkpoints" / str(best)
     if manifest.damage(folder):
@@ -39,7 +40,7 @@ def back_to_best(path: Path, note: Callable[[str], None]) -> None:
     aside.copy("metrics.jsonl")
     for name in ("model.safetensors", "mlflow.json", *(f"checkpoints/{r}" for r in later)):
         aside.move(name)
-    status = {"status": "interrupted", "round": best, "saved": best}  # whatever it was before
+    status = {"status": "interrupted", "round": best, "saved": best}  # whatever it was
     write_whole(path / "status.json", (json.dumps(status) + "\n").encode())
     note(
         f"going back to the best checkpoint, of round {best} (loss {manifest.loss(folder):.4g}): "

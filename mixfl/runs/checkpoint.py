@@ -1,11 +1,11 @@
 """Checkpoints of a run's state, by Orbax.
 
-A checkpoint is written beside and renamed, so that it is there whole or not at all. What disks do
-to files afterwards shows by their digests (manifest.py): a damaged checkpoint is moved aside and
-passed over for the one before it. A checkpoint that can't be read for another reason is an error,
-and nothing is changed.
+A checkpoint is written to another folder and then renamed, so it is either complete or not there.
+Digests (manifest.py) show damage that happens later: a damaged checkpoint is moved aside, and the
+one before it is used. If a checkpoint can't be read for any other reason, that is an error, and
+nothing is changed.
 
-Kept are the newest, and the one whose model had the lowest loss.
+The newest few are kept, and the one whose model had the lowest loss.
 """
 
 import contextlib
@@ -35,17 +35,17 @@ class Checkpoints:
         self.path, self.note = path.absolute(), note
 
     def rounds(self) -> list[int]:
-        """Of the checkpoints that there are, the newest first."""
+        """The rounds that have checkpoints, newest first."""
         try:
-            found = [p.name for p in self.path.iterdir()]
+            names = [p.name for p in self.path.iterdir()]
         except FileNotFoundError:
             return []
         except OSError as error:
             raise self._unreadable(self.path, error) from None
-        return sorted((int(n) for n in found if n.isdigit()), reverse=True)
+        return sorted((int(n) for n in names if n.isdigit()), reverse=True)
 
     def best(self) -> int | None:
-        """The round of the checkpoint whose model had the lowest loss; a damaged one is none."""
+        """The round of the checkpoint whose model had the lowest loss. Damaged ones don't count."""
         known = []
         for r in self.rounds():
             try:
@@ -58,8 +58,8 @@ class Checkpoints:
         return min(known)[1] if known else None
 
     def save(self, round: int, state: Any, meta: dict[str, Any], loss: float | None = None) -> None:
-        """`meta` is JSON: what the run must remember beside the state. `loss`: of the model in it,
-        where it was evaluated."""
+        """`meta` is JSON: what the run must remember in addition to the state. `loss`: the model's,
+        if it was evaluated."""
         if round in self.rounds():
             return
         leaves = _leaves(state)
@@ -71,7 +71,7 @@ class Checkpoints:
             partial.rename(self._folder(round))
             partial.parent.rmdir()
         except Exception as error:  # whatever a full disk makes Orbax raise
-            self.close()  # it takes space
+            self.close()  # frees its space
             raise MixflError(
                 f"the checkpoint of round {round} could not be written to {self.path}: "
                 f"{orbax.reason(error)}. Free some space and go on with --resume."
@@ -79,7 +79,7 @@ class Checkpoints:
         self._remove(self._unneeded())
 
     def _unneeded(self) -> list[int]:
-        """None as long as it is not known which is the best."""
+        """Older ones that can be removed; none if the best is not known just now."""
         older = self.rounds()[KEEP:]
         try:
             best = self.best()
@@ -88,7 +88,7 @@ class Checkpoints:
             return []
 
     def _says_its_loss(self, round: int) -> bool:
-        """A damaged one may be the best: it is left to whoever can repair it."""
+        """A damaged one may be the best: it is kept, in case it can be repaired."""
         try:
             manifest.read(self._folder(round))
             return True
@@ -96,7 +96,7 @@ class Checkpoints:
             return False
 
     def _remove(self, rounds: list[int]) -> None:
-        """One that is half removed must not look like a damaged one."""
+        """Renamed first: a half-removed checkpoint must not look like a damaged one."""
         with contextlib.suppress(OSError):
             for round in rounds:
                 (self.path / OLD).mkdir(exist_ok=True)
@@ -104,7 +104,7 @@ class Checkpoints:
             shutil.rmtree(self.path / OLD, ignore_errors=True)
 
     def rename(self, round: int, to: int) -> None:
-        """The state is that of round `to` as well; checkpoints between them are of no use."""
+        """The state is also that of round `to`; checkpoints in between are useless."""
         self._remove([r for r in self.rounds() if to <= r < round])
         try:
             self._folder(round).rename(self._folder(to))
@@ -112,27 +112,27 @@ class Checkpoints:
             raise self._unreadable(self._folder(round), error) from None
 
     def latest(self, like: Any) -> tuple[int, Any, dict[str, Any]] | None:
-        """(round, state, meta) of the newest checkpoint that is whole; None if there is none.
-        Where all are damaged, none is touched."""
+        """(round, state, meta) of the newest undamaged checkpoint; None if there is no checkpoint.
+        If all are damaged, that is an error, and nothing is changed."""
         damaged: dict[int, str] = {}
         for round in self.rounds():
-            found = self._read(round, like)
-            if not isinstance(found, str):
+            content = self._read(round, like)
+            if not isinstance(content, str):
                 self._set_aside(damaged)
-                return round, *found
-            damaged[round] = found
+                return round, *content
+            damaged[round] = content
         if damaged:
             which = "; ".join(f"{r}: {why}" for r, why in damaged.items())
             raise MixflError(
                 f"all checkpoints in {self.path} are damaged ({which}). Nothing was changed: "
-                "restore them, or begin anew with --restart, which moves them aside."
+                "restore them, or start over with --restart, which moves them aside."
             )
         return None
 
     def _set_aside(self, damaged: dict[int, str]) -> None:
         aside = Aside(self.path.parent)
         for round, why in damaged.items():
-            aside.copy("metrics.jsonl")  # rows that are made again
+            aside.copy("metrics.jsonl")  # some of its rows are made again
             aside.move(f"{self.path.name}/{round}")
             self.note(
                 f"the checkpoint of round {round} is damaged ({why}) and was moved to "
@@ -140,7 +140,7 @@ class Checkpoints:
             )
 
     def _read(self, round: int, like: Any) -> tuple[Any, dict[str, Any]] | str:
-        """Its state and meta, or what is damaged."""
+        """Its state and meta, or what is damaged about it."""
         folder = self._folder(round)
         damage = self._damage(folder)
         if damage is not None:
@@ -151,7 +151,7 @@ class Checkpoints:
             saved, expected = orbax.meta(folder)["arrays"], _signature(shapes)
             another = saved["digest"] == _digest({}, saved["names"]) and saved != expected
             state, meta = ({}, {}) if another else orbax.load(folder, shapes)
-        except Exception as error:  # whatever Orbax raises: its files are as they were written
+        except Exception as error:  # whatever Orbax raises: the files are not damaged
             raise self._unreadable(folder, error) from None
         if another:
             raise MixflError(
@@ -179,7 +179,7 @@ class Checkpoints:
             raise self._unreadable(folder, error) from None
         where = meta.get("model")
         if not where:
-            raise MixflError(f"{folder} does not say which of its arrays are the model.")
+            raise MixflError(f"{folder} does not say which of its arrays are the model's.")
         arrays = {name: np.asarray(state[_name(i)]) for name, (i, _) in where.items()}
         if like is not None:
             return filled(like, arrays, folder)
@@ -193,23 +193,23 @@ class Checkpoints:
 
     def _unreadable(self, path: Path, error: Exception) -> MixflError:
         return MixflError(
-            f"the checkpoint {path} can't be read: {orbax.reason(error)}. Nothing was changed: see "
-            "to that and try again. If it can't be mended, move that folder away, to go on from "
-            "the checkpoint before it."
+            f"the checkpoint {path} can't be read: {orbax.reason(error)}. Nothing was changed: fix "
+            "that and try again. If it can't be fixed, move that folder away, to go on from the "
+            "checkpoint before it."
         )
 
     def _folder(self, round: int) -> Path:
         return self.path / str(round)
 
     def close(self) -> None:
-        """Removes what a save that failed, or a kill, has left."""
+        """Removes what a failed save or a kill has left."""
         for left in (PARTIAL, OLD, *(p.name for p in self.path.glob("*.orbax-checkpoint-tmp"))):
             _remove(self.path / left)
 
 
 def _remove(folder: Path) -> None:
-    """After a write that failed, others of Orbax's may go on for a moment in their threads. What
-    they leave later than this is removed when the run goes on."""
+    """After a failed write, Orbax's other writes may go on for a moment in their threads. What they
+    leave after this is removed when the run goes on."""
     for _ in range(40):
         shutil.rmtree(folder, ignore_errors=True)
         if not folder.exists():
@@ -218,8 +218,8 @@ def _remove(folder: Path) -> None:
 
 
 def where_model_is(state: Any) -> dict[str, Any]:
-    """By the names of the model's arrays, their places in the state and in the model. Nothing,
-    if a state only computes its model."""
+    """For the name of each array of the model, its place in the state and its path in the model.
+    Empty if a state only computes its model."""
     places = {id(leaf): i for i, leaf in enumerate(jax.tree.leaves(state))}
     leaves, paths = jax.tree.leaves(state.x), model_paths(state.x)
     if not all(id(a) in places for a in leaves):
@@ -236,7 +236,7 @@ def _leaves(state: Any) -> dict[str, np.ndarray]:
 
 
 def _signature(leaves: dict[str, np.ndarray]) -> dict[str, Any]:
-    """Shapes and dtypes; with a digest, so that damage is not taken for another model."""
+    """Shapes and dtypes, with a digest, so that damage is not taken for another model."""
     names = {name: [list(a.shape), str(a.dtype)] for name, a in leaves.items()}
     return {"names": names, "digest": _digest({}, names)}
 

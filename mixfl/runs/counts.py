@@ -3,11 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
-MOST_SKIPPED = 5  # rounds at the end, from which on a run has failed
+MOST_SKIPPED = 5  # a run has failed if this many rounds are skipped at its end
 
 
 def too_many(skipped: int, rounds: int) -> bool:
-    """Of the last rounds of a run."""
+    """Has a run of `rounds` rounds failed, if the last ones were skipped?"""
     return skipped > 0 and (skipped >= MOST_SKIPPED or 2 * skipped >= rounds)
 
 
@@ -23,7 +23,7 @@ def counted(key: str) -> bool:
 
 
 def reasons(counts: Mapping[str, Any]) -> str:
-    """Why clients were left out, where an engine tells: `3 late, 1 shape`."""
+    """Why clients were left out, if the engine says so: `3 late, 1 shape`."""
     start = "clients/rejected/"
     return ", ".join(
         f"{n} {k.removeprefix(start)}" for k, n in sorted(counts.items()) if k.startswith(start)

@@ -1,5 +1,4 @@
-"""What a problem's `evaluate` and `validate` say of a model, as keys of metrics.jsonl; in a
-thread."""
+"""What a problem's `evaluate` and `validate` say about a model, as keys of metrics.jsonl."""
 
 import math
 import threading
@@ -9,29 +8,32 @@ from typing import Any
 
 import jax
 
-from mixfl.engine import processes
 from mixfl.engine.preflight import attempt
 from mixfl.errors import MixflError
 from mixfl.problem import Params, Problem
+from mixfl.runs.first import only_first
+
+Metrics = dict[str, float | None]
 
 
 class Evaluation:
-    """A model being evaluated, in a thread of its own and by process 0. The rest of its `row` is
+    """A model that is being evaluated, by process 0 in its own thread. The rest of its `row` is
     known already."""
 
     def __init__(self, problem: Problem, round: int, x: Params, row: dict[str, Any]):
-        self.round, self.row = round, row
-        self.found: dict[str, float | None] = {}
+        self.problem, self.round, self.row = problem, round, row
+        self.metrics: Metrics = {}
         self.error: BaseException | None = None
-        # A second Ctrl-C does not wait for it.
-        if processes.first():
-            args = (problem, one_copy(x))
-            self.thread = threading.Thread(target=self._run, args=args, daemon=True)
-            self.thread.start()
+        only_first(lambda: self._start(one_copy(x)))
 
-    def _run(self, problem: Problem, x: Params) -> None:
+    def _start(self, x: Params) -> None:
+        # A daemon: a second Ctrl-C does not wait for it.
+        self.thread = threading.Thread(target=self._run, args=(x,), daemon=True)
+        self.thread.start()
+
+    def _run(self, x: Params) -> None:
         try:
-            self.found = evaluated(problem, x)
+            self.metrics = evaluated(self.problem, x)
         except BaseException as error:  # raised by `result`
             self.error = error
 
@@ -39,37 +41,37 @@ class Evaluation:
     def done(self) -> bool:
         return not self.thread.is_alive()
 
-    def result(self) -> dict[str, float | None]:
+    def result(self) -> Metrics:
         self.thread.join()
         if self.error is not None:
             raise self.error
-        return self.found
+        return self.metrics
 
 
 def one_copy(x: Params) -> Params:
-    """A model's copy, for the next round uses up what it is given. On one device, and bound to it
-    always: all devices would do the same work, and for arrays that are bound or not JAX compiles
-    twice."""
+    """A copy of a model, because the next round overwrites what it is given. It is on one device:
+    on all of them, each would do the same work. And it is always committed to that device: JAX
+    would compile once more for arrays that are not."""
     copy = jax.tree.map(lambda a: jax.numpy.array(a.addressable_data(0), copy=True), x)
     return jax.device_put(copy, jax.local_devices()[0])
 
 
-def evaluated(problem: Problem, x: Params) -> dict[str, float | None]:
-    """What the problem's `evaluate` and `validate` say of x, as keys of metrics.jsonl."""
+def evaluated(problem: Problem, x: Params) -> Metrics:
+    """The metrics of x, by `evaluate` and `validate`."""
     judges = {"eval": ("evaluate", problem.evaluate), "valid": ("validate", problem.validate)}
-    rows: dict[str, float | None] = {}
+    metrics: Metrics = {}
     for prefix, (name, judge) in judges.items():
         if judge is None:
             continue
-        found = attempt(name, partial(judge, x))
-        if not isinstance(found, Mapping):
-            raise MixflError(f"{name} returned {found!r}: expected a dict of numbers.")
-        rows |= {f"{prefix}/{key}": number(value, key) for key, value in found.items()}
-    return rows
+        values = attempt(name, partial(judge, x))
+        if not isinstance(values, Mapping):
+            raise MixflError(f"{name} returned {values!r}: expected a dict of numbers.")
+        metrics |= {f"{prefix}/{key}": number(value, key) for key, value in values.items()}
+    return metrics
 
 
 def number(value: Any, key: str) -> float | None:
-    """A float for JSON, which knows no NaN."""
+    """A float for JSON, which has no NaN."""
     try:
         value = float(value)
     except (TypeError, ValueError):

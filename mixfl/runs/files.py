@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Writing files so that they are either complete or unchanged."""
 
 import contextlib
 import errno
@@ -9,7 +9,7 @@ from mixfl.errors import MixflError
 
 
 def append_whole(path: Path, content: bytes) -> None:
-    """All or nothing, at the end of a file."""
+    """Appends all or nothing."""
     before = None
     try:
         before = path.stat().st_size
@@ -25,7 +25,7 @@ def append_whole(path: Path, content: bytes) -> None:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """All or nothing: written beside, then renamed."""
+    """Writes all or nothing: to another file, which is then renamed."""
     partial = path.with_name(f".{path.name}.partial")
     try:
         with open(partial, "wb") as file:
@@ -40,7 +40,7 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def write_over(path: Path, content: bytes) -> None:
-    """In the place of what the file holds: a full disk has no room for a second file."""
+    """Overwrites the file itself: a full disk has no room for a second one."""
     with open(path, "r+b", buffering=0) as file:
         file.write(content)
         file.truncate(len(content))
@@ -50,8 +50,8 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def disk_error(path: Path, error: OSError) -> MixflError:
-    mend = "Free some space" if error.errno in FULL else "Mend that"
+    fix = "Free some space" if error.errno in FULL else "Fix that"
     return MixflError(
-        f"{path} could not be written: {error.strerror or error}. {mend} (or choose another "
+        f"{path} could not be written: {error.strerror or error}. {fix} (or choose another "
         "--out); --resume goes on from the last checkpoint."
     )

@@ -1,111 +1,48 @@
-"""A run's folder, and reading it back.
+"""A run folder (reading.py reads it back).
 
-    config.toml        complete: the run can be repeated from it
+    config.toml        complete: the run can be repeated from it; also the folder's format
     metrics.jsonl      one JSON object per evaluated round
     checkpoints/       Orbax; the newest few, and the one with the best model
     tensorboard/       the metrics as TensorBoard events
     mlflow.json        the run's id in MLflow, if it is tracked there
-    origin.json        the data, versions and machine that it was made with
+    origin.json        the data, versions and machine that were used
     status.json        running, finished, interrupted, failed or diverged, and at which round
     model.safetensors  the trained model, when the run has finished
-    aside-1/           what was in the way: damaged checkpoints, or an earlier beginning
+    aside-1/           files that were in the way: damaged checkpoints, or an earlier start
     and the problem's own files, such as vocabulary.json
 
-Whatever is written is there whole or not at all; one process at a time writes to it.
+A file is either complete or not there; one process at a time writes to the folder.
 """
 
 import contextlib
 import fcntl
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import tomli_w
+
 from mixfl.errors import MixflError
 from mixfl.runs.aside import EVERYTHING, Aside
 from mixfl.runs.files import append_whole, write_over, write_whole
-from mixfl.runs.model_file import load_model, model_bytes
-from mixfl.tasks import read_toml
+from mixfl.runs.model_file import model_bytes
+from mixfl.runs.reading import load as load
+from mixfl.runs.reading import read_metrics, read_run_config, read_status
 
-# What may be another when a run goes on: how a deployment deals with failures, too.
+# Keys that may change when a run goes on: how a deployment deals with failures.
 OPERATION = ("round_deadline", "min_replies", "min_clients", "over_select", "max_update_norm")
-BEGUN = {".lock", ".config.toml.partial"}  # what a run may have left before its config.toml
-MESSAGE = 2000  # characters in status.json: it stays within one block of a disk
-
-
-@dataclass(frozen=True)
-class Run:
-    """What `mixfl.load` gives."""
-
-    path: Path
-    config: dict[str, Any]
-    metrics: list[dict[str, Any]]
-    params: Any  # None while the run has not finished
-    status: str
-
-
-def load(path: str | Path, like: Any = None, best: bool = False) -> Run:
-    """A run's model, configuration and metrics.
-
-    The model comes back as nested dicts and lists; give `like` (a model of the same structure,
-    for instance problem.init(key)) to have another kind of pytree filled. `best`: the model with
-    the lowest eval/loss of those that were saved, also while the run has not finished.
-    """
-    path = Path(path)
-    if not (path / "config.toml").is_file():
-        raise MixflError(f"{path} holds no run (no config.toml in it).")
-    model = path / "model.safetensors"
-    if best:
-        params = best_model(path, like)
-    else:
-        params = load_model(model, like) if model.exists() else None
-    status = read_status(path).get("status", "unknown")
-    return Run(path, read_toml(path / "config.toml"), read_metrics(path), params, status)
-
-
-def best_model(path: Path, like: Any = None) -> Any:
-    from mixfl.runs.checkpoint import Checkpoints
-
-    checkpoints = Checkpoints(path / "checkpoints")
-    round = checkpoints.best()
-    if round is None:
-        raise MixflError(
-            f"{path} has no best model: none of its checkpoints is of a round with an eval/loss."
-        )
-    return checkpoints.model(round, like)
-
-
-def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The rows of metrics.jsonl; a damaged line, or a last one cut off by a crash, is left out."""
-    file = path / "metrics.jsonl"
-    rows = map(_json, file.read_bytes().split(b"\n") if file.exists() else [])
-    return [row for row in rows if isinstance(row, dict) and isinstance(row.get("round"), int)]
-
-
-def read_status(path: Path) -> dict[str, Any]:
-    try:
-        content = _json((path / "status.json").read_bytes())
-    except OSError:
-        content = None
-    return content if isinstance(content, dict) else {}
-
-
-def _json(content: bytes) -> Any:
-    """None where it is damaged."""
-    try:
-        return json.loads(content)
-    except (ValueError, RecursionError):
-        return None
+BEGUN = {".lock", ".config.toml.partial"}  # a run may leave these before its config.toml
+MESSAGE = 2000  # characters in status.json: the file stays within one block of a disk
 
 
 class Busy(MixflError):
-    """Another process has the folder."""
+    """Another process is writing to the folder."""
 
 
 def locked(path: Path) -> Any:
-    """Holds the folder as long as it is open."""
+    """A file; while it is open, no other process can write to the folder."""
     lock = open(path / ".lock", "a")  # noqa: SIM115
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -116,7 +53,7 @@ def locked(path: Path) -> Any:
 
 
 def say_failed(path: Path, message: str) -> None:
-    """In the name of a process that had no time for it, if it was a run."""
+    """Writes the status of a run whose process could not do it. Nothing if there is no run."""
     if (path / "config.toml").is_file():
         with contextlib.suppress(MixflError, OSError), locked(path):
             earlier = {k: v for k, v in read_status(path).items() if k != "message"}
@@ -124,39 +61,39 @@ def say_failed(path: Path, message: str) -> None:
             write_whole(path / "status.json", (json.dumps(content) + "\n").encode())
 
 
-class RunDirectory:
-    """The folder of a run that is under way. One process at a time."""
+class RunFolder:
+    """The folder of a run that is being made, by one process at a time."""
 
     def __init__(
-        self, path: Path, config: dict[str, Any], toml: str, resume: bool,
+        self, path: Path, config: dict[str, Any], resume: bool,
         files: Mapping[str, str] = MappingProxyType({}),
     ):  # fmt: skip
         self.path, self.files = path, files
         try:
-            self._claim(config, toml, resume)
+            self._claim(config, resume)
         except OSError as error:
             raise MixflError(f"{path} can't be written: {error.strerror}.") from None
 
-    def _claim(self, config, toml, resume):
+    def _claim(self, config, resume):
         path = self.path
-        self._look(config, resume)
+        self._check(config, resume)
         path.mkdir(parents=True, exist_ok=True)
         self.lock = locked(path)
         try:
-            self._look(config, resume)  # again: another process may have been here meanwhile
+            self._check(config, resume)  # again: another process may have written meanwhile
             for left in path.glob(".*.partial"):
                 left.unlink()
             if not (path / "config.toml").exists():
                 for name, content in self.files.items():
                     write_whole(path / name, content.encode())
-                write_whole(path / "config.toml", toml.encode())  # the last: now it is a run
+                write_whole(path / "config.toml", tomli_w.dumps(config).encode())  # now it is a run
         except BaseException:
             self.lock.close()
             raise
         self.metrics_file = path / "metrics.jsonl"
 
-    def _look(self, config, resume):
-        """Refuses a folder with anything but this run in it."""
+    def _check(self, config, resume):
+        """Refuses a folder that holds anything but this run."""
         path = self.path
         if path.exists() and not path.is_dir():
             raise MixflError(f"{path} is a file: choose another --out.")
@@ -168,7 +105,7 @@ class RunDirectory:
                     f"{path} holds other files ({min(foreign)}) and no run: choose another --out."
                 )
             return
-        changed = differences(read_toml(path / "config.toml"), config)
+        changed = differences(read_run_config(path), config)
         if changed:
             raise MixflError(
                 f"{path} holds another run ({'; '.join(changed)}): choose another --out, or "
@@ -178,13 +115,12 @@ class RunDirectory:
             kept = path / name
             if not kept.is_file() or kept.read_bytes() != content.encode():
                 raise MixflError(
-                    f"{kept} is not what this run would write: its data has changed, or the file. "
-                    "Choose another --out, or restore what it was trained with."
+                    f"{kept} is not what this run would write: the data or the file has changed. "
+                    "Choose another --out, or restore what the run was made with."
                 )
         if not resume:
             raise MixflError(
-                f"{path} holds this run already: --resume to go on with it, or choose another "
-                "--out."
+                f"{path} holds this run already: go on with --resume, or choose another --out."
             )
 
     @property
@@ -192,19 +128,19 @@ class RunDirectory:
         return (self.path / "model.safetensors").exists()
 
     def restart(self) -> None:
-        """Moves aside what was made, so that the run begins anew."""
+        """Moves everything the run has made aside, so that it starts over."""
         aside = Aside(self.path)
         for name in EVERYTHING:
             aside.move(name)
 
     def saved(self, every: int) -> int:
-        """The round of a checkpoint that the run must have had, by what else it left; or 0. The
-        first is made after `every` rounds at the latest, and after the row of its round."""
+        """The round of a checkpoint that the run must have had, judging by its other files; or 0.
+        The first is made after at most `every` rounds, and after the row of its round."""
         status = read_status(self.path)
         round = status.get("round", 0)
-        told = round if status.get("status") == "interrupted" else status.get("saved", 0)
+        saved = round if status.get("status") == "interrupted" else status.get("saved", 0)
         rows = [row["round"] for row in read_metrics(self.path)]
-        return max([told, *(r for r in rows if r > every)])
+        return max([saved, *(r for r in rows if r > every)])
 
     def keep_metrics(self, until: int) -> list[dict[str, Any]]:
         """Drops the rows after round `until`: they will be made again."""
@@ -216,7 +152,7 @@ class RunDirectory:
         append_whole(self.metrics_file, _line(row))
 
     def set_status(self, status: str, round: int, message: str = "", **more: int) -> None:
-        """`more` is said where it is not 0."""
+        """`more` is written if it is not 0."""
         content: dict[str, Any] = {"status": status, "round": round}
         content |= {k: v for k, v in more.items() if v}
         content |= {"message": message[:MESSAGE]} if message else {}
@@ -242,15 +178,16 @@ def _line(row: dict[str, Any]) -> bytes:
     return (json.dumps(row, allow_nan=False) + "\n").encode()
 
 
-# What runs did before there were these keys.
+# What runs did before these keys existed.
 ALWAYS = {"clip": "off", "aggregation": "mean", "trim": 0.2, "cohorts": "seed"}
 
 
 def differences(earlier: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """`client_lr was 0.1, now 0.2` for each key that differs and must not."""
+    """`client_lr was 0.1, now 0.2` for each key that differs and must not. Another release of
+    mixfl, or another format that it can read, is no difference."""
     earlier = {k: v for k, v in ALWAYS.items() if k in now} | earlier
     return [
         f"{k} was {earlier.get(k, 'unset')}, now {now.get(k, 'unset')}"
-        for k in sorted({*earlier, *now} - {"version", *OPERATION})
+        for k in sorted({*earlier, *now} - {"version", "format", *OPERATION})
         if earlier.get(k) != now.get(k)
     ]

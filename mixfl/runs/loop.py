@@ -1,176 +1,100 @@
-"""The loop of a run: its rounds, evaluations and checkpoints, until it has ended or is stopped."""
+"""The loop of a run: its rounds, evaluations and checkpoints, until it ends or is stopped."""
 
 import contextlib
 import time
-from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import jax
 
-from mixfl.engine import RoundResult, processes
+from mixfl.engine import processes
+from mixfl.engine.base import Engine, RoundResult
 from mixfl.errors import Diverged, Interrupted, MixflError
 from mixfl.measure.gradients import Gradients
-from mixfl.runs import origin
-from mixfl.runs.alarm import jumped
 from mixfl.runs.checkpoint import Checkpoints, where_model_is
-from mixfl.runs.counts import counted, reasons, too_many
+from mixfl.runs.counts import counted, reasons
 from mixfl.runs.evaluation import Evaluation, number
-from mixfl.runs.notes import noteworthy
-from mixfl.runs.sinks.tensorboard import Events
+from mixfl.runs.first import by_first, only_first
+from mixfl.runs.meeting import Meetings
+from mixfl.runs.plan import Plan
+from mixfl.runs.record import Record
+from mixfl.runs.restore import evaluates
+from mixfl.runs.sinks.base import Row, Sinks
 from mixfl.runs.stopping import stop_requested
 
 CHECKPOINT_SECONDS = 60  # a checkpoint at least this often, however long the rounds are
-MEETING_SECONDS = 1.0  # between two moments at which several processes ask whether to stop
 
 
-class Training:
-    """One run under way."""
+@dataclass
+class Loop:
+    """One run's rounds. `run` returns the state at the end; `record` has the rest."""
 
-    def __init__(
-        self, plan, simulator, config, out, directory, report, stack, before, tracker, status,
-        changed,
-    ):  # fmt: skip
-        self.plan, self.simulator, self.config, self.out = plan, simulator, config, out
-        self.directory, self.report, self.s = directory, report, plan.settings
-        self.rows: list[dict[str, Any]] = []
-        self.counts: Counter[str] = Counter()  # of clients and rounds, since the beginning
-        self.pending: Evaluation | None = None
-        # Not finite from the start: what is evaluated is at fault, not the training.
-        self.never_finite = {k for k, v in before.items() if v is None}
-        self.checkpoints = self.events = None
+    plan: Plan
+    engine: Engine
+    sinks: Sinks
+    record: Record
+    out: Path | None  # the run folder
+    checkpoints: Checkpoints | None  # in it; process 0 has them
+    # Metrics that are not finite from the start: the evaluation is at fault, not the training.
+    never_finite: frozenset[str] = frozenset()
+    saved: int = 0  # the round of the newest checkpoint
+    pending: Evaluation | None = None
+    meetings: Meetings = field(default_factory=Meetings)
+
+    def __post_init__(self):
+        self.s = self.plan.settings
+        self.resolved = self.engine.resolved()
         self.gradients = None
         if self.s.measure == "dissimilarity":
-            self.gradients = Gradients(plan.problem, self.s)
-        self.stack, self.tracker, self.status = stack, tracker, status
-        self.changed = changed  # other data than before is wanted
-        self.done = 0  # the last round that was not skipped
-        self.met = (0, time.perf_counter())  # round and time at which the processes met last
-        self.meeting = 0  # the round of their next meeting
+            self.gradients = Gradients(self.plan.problem, self.s)
 
-    def run(self, label: str) -> Any:
-        """The state at the end."""
-        s, report = self.s, self.report
-        state, start = self._begin()
-        report.start(label or self.plan.recipe.id, start, s.rounds)
-        self.simulator.on_progress = lambda progress: report.within(*progress)
-        self.stack.callback(report.stop)
-        for words in noteworthy(self.plan, self.simulator, self.never_finite, not label):
-            report.note(words)
-        with processes.Together():
-            self.status.running(start, start)
+    def run(self, state: Any, start: int) -> Any:
         with stop_requested() as asked:
-            state = self._loop(state, start, asked)
+            state = self._rounds(state, start, asked)
         self._check_end()
         return state
 
-    def _begin(self) -> tuple[Any, int]:
-        """The first state, or that of the newest checkpoint."""
-        state, start = self.simulator.init(), 0
-        with processes.Together() as begun:
-            if self.directory is not None:
-                start, state = self._restored(state)
-            begun.value = start, dict(self.counts), self.rows, self.done
-        start, counts, self.rows, self.done = begun.value
-        self.counts = Counter(counts)
-        return processes.share(state), start
-
-    def _restored(self, state: Any) -> tuple[int, Any]:
-        """Nothing is changed before it is known that the run can go on."""
-        start, folder, note = 0, self.directory.path, self.report.note
-        self.checkpoints = Checkpoints(folder / "checkpoints", note)
-        newest = max(self.checkpoints.rounds(), default=0)
-        made_with = origin.check(folder, self.plan.problem, newest, self.changed, note)
-        found = self.checkpoints.latest(state)
-        if found is not None:
-            start, state, meta = found
-            self.counts = Counter(meta["counts"])
-            self.status.alarms = self.counts["alarms/loss"]
-            start = self._unskipped(start, meta.get("done", start))
-            note(f"going on from the checkpoint of round {start}")
-        elif saved := self.directory.saved(self.s.checkpoint_every):
-            raise MixflError(
-                f"{self.checkpoints.path} has no checkpoint, but the run had one of round {saved} "
-                "or so. Nothing was changed: restore it, or begin anew with --restart, which "
-                "moves what there is aside."
-            )
-        self.checkpoints.close()  # what a kill left
-        self.stack.callback(self.checkpoints.close)
-        origin.write(folder, made_with)
-        self.rows = self.directory.keep_metrics(start)
-        lost = {t for t in range(1, start + 1) if self._evaluates(t)}
-        lost -= {row["round"] for row in self.rows}
-        if lost:
-            note(f"metrics.jsonl is damaged: it lacks round {min(lost)}")
-        self.events = Events(folder / "tensorboard", start)
-        name = self.plan.problem.name
-        self.tracker.begin(self.directory, name, self.config, self.rows, note)
-        return start, state
-
-    def _unskipped(self, start: int, done: int) -> int:
-        """Where to go on from a checkpoint, whose last good round is `done`. A run that failed by
-        skipped rounds makes them again; others are over, as if it had not been interrupted."""
-        self.done = min(done, start)
-        if start == self.s.rounds and too_many(start - self.done, start):
-            self.checkpoints.rename(start, self.done)
-            return self.done
-        return start
-
-    def _check_end(self) -> None:
-        """A run whose last rounds were all skipped has lost its clients: it is not finished."""
-        first, last = self.done + 1, self.s.rounds
-        skipped = last - self.done
-        which = f"rounds {first} to {last} were" if first < last else f"round {last} was"
-        if too_many(skipped, last):
-            raise MixflError(
-                f"{which} skipped, as too few clients gave a good reply, up to the end of the run: "
-                "it has no model. See why; the same command (with --resume, where it takes that) "
-                f"goes on from round {self.done}."
-            )
-        if skipped:
-            self.report.note(f"{which} skipped: the model is that of round {self.done}")
-
-    def _loop(self, state: Any, start: int, asked: Callable[[], bool]) -> Any:
-        s = self.s
+    def _rounds(self, state: Any, start: int, asked: Callable[[], bool]) -> Any:
+        s, clock = self.s, RoundClock(start)
         saved = time.perf_counter()
-        seconds, since, previous = 0.0, start, None
-        rounds = iter(self.simulator.rounds(state, start, s.rounds))
+        previous = None
+        rounds = iter(self.engine.rounds(state, start, s.rounds))
         result = RoundResult(start, state, {})
         try:
             while result.round < s.rounds:
-                begun = time.perf_counter()
-                result = next(rounds)
-                t = result.round
-                evaluate = self._evaluates(t)
-                overdue = time.perf_counter() - saved > CHECKPOINT_SECONDS
-                save = t % s.checkpoint_every == 0 or t == s.rounds
-                stop, overdue = self._decided(t, evaluate or save, asked(), overdue)
-                save = save or overdue or stop
-                # One round is in flight; only where its outcome is needed now is it waited for.
-                for due in filter(None, [previous, result if evaluate or save else None]):
-                    self._check(due)
-                previous = None if evaluate or save else result
-                seconds += time.perf_counter() - begun
-                if t == start + 1 and not evaluate:  # compilation is no part of a round's time
-                    seconds, since = 0.0, t
-                self.report.advance(t)
-                self.status.round = t
+                with clock:
+                    result = next(rounds)
+                    t = result.round
+                    evaluate = evaluates(s, t)
+                    save = t % s.checkpoint_every == 0 or t == s.rounds
+                    overdue = time.perf_counter() - saved > CHECKPOINT_SECONDS
+                    stop, overdue = self.meetings.agreed(t, evaluate or save, asked(), overdue)
+                    save = save or overdue or stop
+                    # One round is in flight. It is waited for only if its outcome is needed now.
+                    for due in filter(None, [previous, result if evaluate or save else None]):
+                        self._check(due)
+                    previous = None if evaluate or save else result
+                if t == start + 1 and not evaluate:  # compilation is not part of a round's time
+                    clock.restart(t)
+                self.sinks.advance(t)
                 # Several processes settle at the same rounds; one alone, as soon as it can.
                 alone = jax.process_count() == 1
                 if evaluate or save or (alone and self.pending and self.pending.done):
                     self._settle()
                 if evaluate:
-                    self._evaluate(result, 1000 * seconds / (t - since))
-                    seconds, since = 0.0, t
+                    self._evaluate(result, clock.mean_ms(t))
+                    clock.restart(t)
                 if save:
                     self._save(t, result.state)
                     saved = time.perf_counter()
                 if stop and t < s.rounds:
-                    self._interrupted(t)
+                    raise self._interrupted(t)
         except (Diverged, Interrupted):
             raise
         except MixflError:
-            if jax.process_count() == 1:  # otherwise others may have left
+            if jax.process_count() == 1:  # otherwise the others may have left
                 with contextlib.suppress(MixflError):
                     self._settle()
             raise
@@ -180,145 +104,151 @@ class Training:
             rounds.close()  # type: ignore[attr-defined]
         return result.state
 
-    def _save(self, t: int, state: Any) -> None:
-        self._settle()  # the rows up to a checkpoint are written before it
-        with processes.Together():
-            if self.checkpoints is not None:
-                last = self.rows[-1] if self.rows else {"round": 0}
-                loss = last.get("eval/loss") if last["round"] == t else None
-                meta = {"counts": dict(self.counts), "done": self.done,
-                        "model": where_model_is(state)}  # fmt: skip
-                self.checkpoints.save(t, state, meta, loss)
-                self.status.running(t, t)
-
-    def _decided(self, t: int, meet: bool, stop: bool, overdue: bool) -> tuple[bool, bool]:
-        """Whether to stop, and whether a checkpoint is overdue. Several processes do what one of
-        them wants; they ask each other about once a second, as process 0 counts it, and where
-        they meet anyway."""
-        if jax.process_count() == 1:
-            return stop, overdue
-        if t < self.meeting and not meet:
-            return False, False
-        now = time.perf_counter()
-        rounds = (t - self.met[0]) / max(now - self.met[1], 1e-3) * MEETING_SECONDS
-        wishes = processes.gather([stop, overdue, max(1, int(rounds))])
-        self.met, self.meeting = (t, now), t + wishes[0][2]
-        return any(w[0] for w in wishes), any(w[1] for w in wishes)
-
-    def _evaluates(self, t: int) -> bool:
-        return t % self.s.eval_every == 0 or t == self.s.rounds
-
     def _check(self, result: RoundResult) -> None:
         """Counts the clients left out, and stops a run that has diverged."""
-        info = result.info
-        rejected = int(info["clients/rejected"])
-        if rejected and not self.counts["clients/rejected"] and not reasons(info):
-            self.report.note(
-                f"round {result.round}: the updates of {rejected} clients were not finite and "
-                "are left out (counted in clients/rejected)"
+        t, info, counts = result.round, result.info, self.record.counts
+        rejected, clipped = int(info["clients/rejected"]), int(info.get("clients/clipped", 0))
+        if rejected and not counts["clients/rejected"] and not reasons(info):
+            self.sinks.note(
+                f"round {t}: the updates of {rejected} clients were not finite and are left out "
+                "(counted in clients/rejected)"
             )
-        self._note_clipped(result.round, int(info.get("clients/clipped", 0)))
-        self.counts.update({k: int(v) for k, v in info.items() if counted(k)})
-        left = sum(float(info.get(f"clients/{p.name}", 0)) for p in self.plan.problem.populations)
-        skipped = info.get("rounds/failed", 0)
-        self.done = self.done if skipped else result.round
-        if not bool(info["finite"]) or (rejected and not left and not skipped):
-            self._settle()  # what was evaluated before is said before
-            raise self._diverged(result.round)
-
-    def _note_clipped(self, t: int, clipped: int) -> None:
-        """Said once: what follows is in the metrics."""
-        if clipped and not self.counts["clients/clipped"]:
-            self.report.note(
+        if clipped and not counts["clients/clipped"]:  # said once; the metrics have the rest
+            self.sinks.note(
                 f"round {t}: {clipped} client update{'s' if clipped > 1 else ''}, far longer than "
                 "the others, shortened (clip; counted in clients/clipped)"
             )
+        counts.update({k: int(v) for k, v in info.items() if counted(k)})
+        left = sum(float(info.get(f"clients/{p.name}", 0)) for p in self.plan.problem.populations)
+        skipped = info.get("rounds/failed", 0)
+        self.record.done = self.record.done if skipped else t
+        if not bool(info["finite"]) or (rejected and not left and not skipped):
+            self._settle()  # earlier rounds are reported first
+            raise self._diverged(t)
 
     def _diverged(self, t: int) -> Diverged:
-        s, uses = self.s, self.plan.recipe.uses
-        resolved = {k: self.config.get(k) for k in ("client_lr", "central_lr", "server_lr")}
-        lower = [f"{k} (now {v:g})" for k, v in resolved.items() if k in uses and v is not None]
+        s, recipe = self.s, self.plan.recipe
+        rates = {k: getattr(self.resolved, k) for k in ("client_lr", "central_lr", "server_lr")}
+        lower = [f"{k} (now {v:g})" for k, v in rates.items() if k in recipe.uses]
         hint = f"lower {' or '.join(lower)}"
-        if self.plan.recipe.id == "2wgt" and s.merge_lr != "auto":
+        if recipe.id == "2wgt" and s.merge_lr != "auto":
             hint += f", or set merge_lr = auto (now {s.merge_lr:g})"
-        saved = self.checkpoints is not None and self.checkpoints.rounds()
-        kept = " The last good checkpoint is kept." if saved else ""
+        kept = " The last good checkpoint is kept." if self.saved else ""
         return Diverged(
-            f"{self.plan.recipe.id} diverged in round {t}: the model is no longer finite, or no "
-            f"client's update is. To get on, {hint}.{kept}", t,
+            f"{recipe.id} diverged in round {t}: the model is no longer finite, or no client's "
+            f"update is. To get on, {hint}.{kept}", t,
         )  # fmt: skip
 
     def _evaluate(self, result: RoundResult, round_ms: float) -> None:
-        """Begins to evaluate a round's model, beside the following rounds.
+        """Starts to evaluate a round's model, while the next rounds run.
 
-        Not where several CPU devices share a cohort: XLA has a thread for each and no more, so
-        that they would wait for each other's sums, and for the evaluation that has the thread of
-        one of them; after a while XLA takes them for stuck and ends the process.
+        Not if several CPU devices share a cohort: XLA has one thread for each and no more. They
+        would wait for each other's sums, and for the evaluation that has the thread of one of
+        them; after a while XLA takes them for stuck and ends the process.
         """
-        t, row, measured = result.round, {}, {}
+        t, x, measured = result.round, result.state.x, {}
         if self.gradients is not None:
-            g2, b2 = self.gradients.dissimilarity(result.state.x, t)
+            g2, b2 = self.gradients.dissimilarity(x, t)
             measured = {"theory/g2": number(g2, "g2"), "theory/b2": number(b2, "b2")}
-        if processes.first():
-            info = {k: v for k, v in result.info.items() if k != "finite" and not counted(k)}
-            row = {k: number(v, k) for k, v in info.items()} | measured
-            down, up = self.simulator.round_bytes(t - 1)
-            row |= {
-                "clients/rejected": 0,
-                **{k: n for k, n in self.counts.items() if k != "alarms/loss"},
-                "comm/down_bytes": down,
-                "comm/up_bytes": up,
-                "time/round_ms": round(round_ms, 3),
-            }
-        self.pending = Evaluation(self.plan.problem, t, result.state.x, row)
-        if self.simulator.resolved().devices > 1 and jax.default_backend() == "cpu":
+        row = only_first(lambda: self._row(result, measured, round_ms))
+        self.pending = Evaluation(self.plan.problem, t, x, row or {})
+        if self.resolved.devices not in (1, "auto") and jax.default_backend() == "cpu":
             self._settle()
 
+    def _row(self, result: RoundResult, measured: Row, round_ms: float) -> Row:
+        """All but what the evaluation finds."""
+        info = {k: v for k, v in result.info.items() if k != "finite" and not counted(k)}
+        sent = self.engine.round_bytes(result.round - 1)
+        return {
+            **{k: number(v, k) for k, v in info.items()},
+            **measured,
+            "clients/rejected": 0,
+            **{k: n for k, n in self.record.counts.items() if k != "alarms/loss"},
+            "comm/down_bytes": sent.down,
+            "comm/up_bytes": sent.up,
+            "time/round_ms": round(round_ms, 3),
+        }
+
     def _settle(self) -> None:
-        """Waits for the evaluation that is under way, if any, and logs its row."""
+        """Waits for the evaluation under way, if there is one, and reports its row."""
         pending, self.pending = self.pending, None
-        if pending is None:
-            return
-        with processes.Together() as judged:
-            if processes.first():
-                found = pending.result()
-                if found.get("eval/loss", 0.0) is None and "eval/loss" not in self.never_finite:
-                    raise self._diverged(pending.round)
-                alarms = self._alarms(pending.round, found.get("eval/loss"))
-                judged.value = {"round": pending.round, **found, **alarms, **pending.row}
-                self._write(judged.value)
-        self.rows.append(judged.value)
+        if pending is not None:
+            self.record.rows.append(by_first(lambda: self._reported(pending)))
 
-    def _alarms(self, t: int, loss: float | None) -> dict[str, int]:
-        """Counts a jump of the loss, and says it at once."""
-        before = [r["eval/loss"] for r in self.rows if r.get("eval/loss") is not None]
-        if loss is not None and jumped([*before, loss]):
-            self.counts["alarms/loss"] += 1
-            self.status.alarms += 1
-            best = None
-            with contextlib.suppress(MixflError):  # not readable just now: then it is not named
-                best = self.checkpoints.best() if self.checkpoints is not None else None
-            back = f"; the best checkpoint is of round {best}: --from-best goes on from there"
-            self.report.note(
-                f"the loss jumped from {before[-1]:.4g} to {loss:.4g} in round {t} (the best was "
-                f"{min(before):.4g}){back if best is not None else ''}"
-            )
-        alarms = self.counts["alarms/loss"]
-        return {"alarms/loss": alarms} if alarms else {}
+    def _reported(self, pending: Evaluation) -> Row:
+        metrics = pending.result()
+        loss = metrics.get("eval/loss")
+        if "eval/loss" in metrics.keys() - self.never_finite and loss is None:
+            raise self._diverged(pending.round)
+        if self.record.jumps(loss):
+            self.record.counts["alarms/loss"] += 1
+            self.sinks.note(self._jump(pending.round, loss))
+        alarms = self.record.counts["alarms/loss"]
+        row = {"round": pending.round, **metrics, **({"alarms/loss": alarms} if alarms else {}),
+               **pending.row}  # fmt: skip
+        self.sinks.evaluated(row)
+        return row
 
-    def _write(self, row: dict[str, Any]) -> None:
-        if self.directory is not None and self.events is not None:
-            self.directory.add_metrics(row)
-            self.events.add(row)
-            self.tracker.add(row)
-        self.report.evaluated(row)
+    def _jump(self, t: int, loss: float | None) -> str:
+        before, best = self.record.losses(), None
+        with contextlib.suppress(MixflError):  # not readable just now: then it is not named
+            best = self.checkpoints.best() if self.checkpoints is not None else None
+        back = f"; the best checkpoint is of round {best}: --from-best goes on from there"
+        return (
+            f"the loss jumped from {before[-1]:.4g} to {loss:.4g} in round {t} (the best was "
+            f"{min(before):.4g}){back if best is not None else ''}"
+        )
 
-    def _interrupted(self, t: int) -> None:
+    def _save(self, t: int, state: Any) -> None:
+        self._settle()  # the rows up to a checkpoint are written before it
+        if self.out is not None:
+            by_first(lambda: self._write_checkpoint(t, state))
+            self.saved = t
+
+    def _write_checkpoint(self, t: int, state: Any) -> None:
+        assert self.checkpoints is not None
+        meta = {**self.record.meta(), "model": where_model_is(state)}
+        self.checkpoints.save(t, state, meta, self.record.loss(t))
+        self.sinks.saved(t)
+
+    def _interrupted(self, t: int) -> Interrupted:
         if self.out is None:
-            raise Interrupted(f"stopped after round {t}; nothing is saved, as no folder was given.")
-        with processes.Together():
-            self.status.interrupted(t)
-        raise Interrupted(
+            return Interrupted(
+                f"stopped after round {t}; nothing is saved, because no folder was given."
+            )
+        return Interrupted(
             f"stopped after round {t} of {self.s.rounds}; the state is saved in {self.out}. "
             "The same command with --resume goes on."
         )
+
+    def _check_end(self) -> None:
+        """A run whose last rounds were all skipped has lost its clients: it has not finished."""
+        rounds, record = self.s.rounds, self.record
+        skipped = record.skipped(rounds)
+        if record.failed(rounds):
+            raise MixflError(
+                f"{skipped}, up to the end of the run, because too few clients gave a good reply: "
+                "there is no model. Find out why; the same command (with --resume, if it takes "
+                f"that) goes on from round {record.done}."
+            )
+        if skipped:
+            self.sinks.note(f"{skipped}: the model is that of round {record.done}")
+
+
+class RoundClock:
+    """The mean time of a round: `with clock:` is what counts."""
+
+    def __init__(self, start: int):
+        self.restart(start)
+
+    def restart(self, round: int) -> None:
+        self.seconds, self.since = 0.0, round
+
+    def mean_ms(self, round: int) -> float:
+        return 1000 * self.seconds / (round - self.since)
+
+    def __enter__(self) -> None:
+        self.begun = time.perf_counter()
+
+    def __exit__(self, *error) -> None:
+        self.seconds += time.perf_counter() - self.begun

@@ -1,7 +1,7 @@
-"""What a checkpoint's files must be: their digests, kept with them.
+"""What a checkpoint's files must be: mixfl.json has their digests, and the checkpoint's format.
 
-So whether a checkpoint is damaged is decided by its bytes alone, and not by what goes wrong while
-it is read: a process without file descriptors or memory left is no damage.
+Only its bytes decide whether a checkpoint is damaged, not what goes wrong while it is read: a
+process that runs out of file descriptors or memory is no damage.
 """
 
 import hashlib
@@ -9,22 +9,24 @@ import json
 from pathlib import Path
 from typing import Any
 
+from mixfl.format_versions import CHECKPOINT, check_format
 from mixfl.runs.files import write_whole
 
 FILE = "mixfl.json"
 
 
 def write(folder: Path, loss: float | None) -> None:
-    """For the files that the folder holds now. `loss` is that of the model, if it was evaluated."""
+    """For the files that the folder holds now. `loss`: the model's, if it was evaluated."""
     files = {
         str(p.relative_to(folder)): _digest(p) for p in sorted(folder.rglob("*")) if p.is_file()
     }
-    content = {"loss": loss, "files": files}
+    content = {"format": CHECKPOINT, "loss": loss, "files": files}
     write_whole(folder / FILE, json.dumps(content | {"digest": _own(content)}).encode())
 
 
 def read(folder: Path) -> dict[str, Any] | None:
-    """None where there is none: checkpoints had none once. A ValueError where it is damaged."""
+    """None if there is none: the oldest checkpoints have none. A ValueError if it is damaged; an
+    error that says so if a newer mixfl wrote it."""
     try:
         content = json.loads((folder / FILE).read_bytes())
         digest = content.pop("digest")
@@ -34,12 +36,13 @@ def read(folder: Path) -> dict[str, Any] | None:
         raise ValueError(f"{FILE} has changed") from None
     if digest != _own(content):
         raise ValueError(f"{FILE} has changed")
+    check_format(folder, content.get("format"), CHECKPOINT, "start over in another folder (--out)")
     return content
 
 
 def damage(folder: Path) -> str | None:
-    """What is wrong with the bytes. None if they are whole, or nothing says what they were. An
-    OSError says nothing about them."""
+    """What is wrong with the bytes. None if nothing is, or if there is no manifest. An OSError says
+    nothing about the bytes."""
     try:
         content = read(folder)
     except ValueError as error:
@@ -54,7 +57,7 @@ def damage(folder: Path) -> str | None:
 
 
 def loss(folder: Path) -> float | None:
-    """That of the checkpoint's model; None where it was not evaluated. Raises as `read` does."""
+    """The loss of the checkpoint's model; None if it was not evaluated. Raises as `read` does."""
     return (read(folder) or {}).get("loss")
 
 

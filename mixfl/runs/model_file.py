@@ -10,14 +10,14 @@ from mixfl.errors import MixflError
 
 
 def model_bytes(params: Any) -> bytes:
-    """safetensors with names like hidden/w; the metadata has their paths in the pytree."""
+    """safetensors with names like hidden/w; its metadata has their paths in the pytree."""
     import jax
     from safetensors.numpy import save
 
     paths = model_paths(params)
     leaves = [np.asarray(leaf, order="C") for leaf in jax.tree.leaves(params)]
     arrays = dict(zip(paths, leaves, strict=True))
-    # One entry only: safetensors writes several in an order that changes, and so would the bytes.
+    # Only one entry: safetensors writes several in a changing order, which changes the bytes.
     return save(arrays, metadata={"paths": json.dumps(paths)})
 
 
@@ -26,7 +26,7 @@ def load_model(path: Path, like: Any = None) -> Any:
 
     try:
         path.open("rb").close()
-    except OSError as error:  # no damage
+    except OSError as error:  # this is no damage
         raise MixflError(f"{path} can't be read: {error.strerror or error}.") from None
     try:
         with safe_open(path, framework="numpy") as file:
@@ -36,14 +36,14 @@ def load_model(path: Path, like: Any = None) -> Any:
             return nested({name: paths.get(name, [name]) for name in arrays}, arrays)
     except Exception as error:  # whatever a damaged file makes safetensors and json raise
         raise MixflError(
-            f"{path} is damaged: {error}. Remove it and run the same command with --resume to "
-            "have it written again."
+            f"{path} is damaged: {error}. Remove it, and run the same command with --resume to "
+            "write it again."
         ) from None
     return filled(like, arrays, path)
 
 
 def filled(like: Any, arrays: dict[str, np.ndarray], path: Path) -> Any:
-    """A pytree like `like`, with arrays by their names in it; `path` is where they are from."""
+    """A pytree like `like` with these arrays, by their names; `path` is the file they are from."""
     import jax
 
     names = list(model_paths(like))
@@ -58,24 +58,24 @@ def filled(like: Any, arrays: dict[str, np.ndarray], path: Path) -> Any:
 
 
 def model_paths(tree: Any) -> dict[str, list[str | int]]:
-    """Each leaf's name and its path in the pytree, in which a number is a place in a list."""
+    """Each leaf's name and its path in the pytree. A number in a path is a place in a list."""
     import jax
 
-    found: dict[str, list[str | int]] = {}
+    paths: dict[str, list[str | int]] = {}
     for path, _ in jax.tree_util.tree_leaves_with_path(tree):
         parts = [
             k.idx if hasattr(k, "idx") else str(getattr(k, "key", getattr(k, "name", k)))
             for k in path
         ]
         name = "/".join(map(str, parts)) or "params"
-        while name in found:  # keys with a / in them may look like others
+        while name in paths:  # a key with a / in it may look like another
             name += "'"
-        found[name] = parts
-    return found
+        paths[name] = parts
+    return paths
 
 
 def nested(paths: dict[str, list[str | int]], arrays: dict[str, np.ndarray]) -> Any:
-    """Dicts, and lists where the keys are numbers; an array on its own is just that."""
+    """Dicts, and lists if the keys are numbers. A model that is one array stays that."""
     root: dict[Any, Any] = {}
     for name, path in paths.items():
         *parents, last = "root", *path

@@ -1,7 +1,7 @@
-"""What a run was made with: its data, the versions that computed it, and the machine.
+"""What a run was made with: its data, the versions of its software, and the machine.
 
-With other data a run can't go on as it would have gone on; with another version of JAX, or on
-another kind of machine, it can, but for the last bits of its numbers.
+With other data, a run can't continue as it would have. With another version of JAX, or on another
+kind of machine, it can, but the last bits of its numbers may differ.
 """
 
 import hashlib
@@ -24,34 +24,34 @@ from mixfl.runs.files import write_whole
 
 FILE = "origin.json"
 PACKAGES = ("jax", "jaxlib", "numpy", "optax")
-SOME_BYTES = 32 << 20  # of a column or index that are looked at
-SOME_ROWS = 256  # of a larger one: it may lie on a disk
+SOME_BYTES = 32 << 20  # data up to this size is compared in full
+SOME_ROWS = 256  # rows that are compared of larger data, which may be on a disk
 
 
 def check(folder: Path, problem: Problem, start: int, changed: bool, note: Callable) -> list | None:
-    """Compares with what the run was made with before. What to `write`, if that is another now.
+    """Compares with what the run was made with before. Returns what to `write`, if it differs.
 
-    `start` is the round that it goes on from; with `changed`, other data is what is wanted.
+    `start`: the round from which the run goes on. `changed`: other data is allowed.
     """
     now: dict[str, Any] = {"round": start, "data": data(problem), **surroundings()}
-    told = _read(folder / FILE)
-    before = told[-1] if told else now
+    entries = _read(folder / FILE)
+    before = entries[-1] if entries else now
     others = _differences(before["data"], now["data"])
     if others and start and not changed:
         raise MixflError(
-            f"the data of {folder} is not what it was made with up to round {start} "
+            f"the data is not what {folder} was made with up to round {start} "
             f"({'; '.join(others)}). Restore it, or choose another --out; or go on with the "
-            "present data by --changed-data (changed_data=True in Python)."
+            "present data with --changed-data (changed_data=True in Python)."
         )
     if others and start:
         note(f"going on with other data from round {start} on ({'; '.join(others)})")
     elsewhere = [d for k in ("versions", "machine") for d in _differences(before[k], now[k])]
     if elsewhere and start:
         note(
-            f"going on, though {'; '.join(elsewhere)}: the last bits of its numbers may be others "
-            "than those of a run without interruption"
+            f"going on, although {'; '.join(elsewhere)}: the last bits of its numbers may be "
+            "different from those of a run without interruption"
         )
-    return [*(told if start else []), now] if not told or others or elsewhere else None
+    return [*(entries if start else []), now] if not entries or others or elsewhere else None
 
 
 def write(folder: Path, content: list | None) -> None:
@@ -60,15 +60,15 @@ def write(folder: Path, content: list | None) -> None:
 
 
 def data(problem: Problem) -> dict[str, dict[str, Any]]:
-    """What there is of each term. Nothing of one whose data is at nodes."""
-    found = {}
+    """Sizes, types and a digest for each term whose data is here, not at nodes."""
+    terms = {}
     for term in problem.terms:
         if isinstance(term, Federated) and not term.here:
             continue
         examples = term.examples
         if examples is not None:
-            found[term.name] = _about(term, examples)
-    return found
+            terms[term.name] = _about(term, examples)
+    return terms
 
 
 def _about(term: Term, examples: Examples) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def _about(term: Term, examples: Examples) -> dict[str, Any]:
 
 
 def _rows(examples: Examples) -> dict[str, np.ndarray]:
-    """All rows, if they are not much; otherwise some, from beginning to end."""
+    """All rows, or some from beginning to end if they are many."""
     if examples.example_bytes * len(examples) <= SOME_BYTES:
         return examples.all()
     few = max(1, min(SOME_ROWS, SOME_BYTES // max(examples.example_bytes, 1)))
@@ -121,7 +121,7 @@ def _processor() -> str:
 
 
 def _read(path: Path) -> list[dict[str, Any]]:
-    """Nothing where there is none, as in older runs, or where it is damaged."""
+    """Empty if there is no file, as in older runs, or if it is damaged."""
     try:
         content = json.loads(path.read_bytes())
         good = all(isinstance(e[k], dict) for e in content for k in ("data", "versions", "machine"))
@@ -133,14 +133,14 @@ def _read(path: Path) -> list[dict[str, Any]]:
 
 
 def _differences(before: dict[str, Any], now: dict[str, Any], of: str = "") -> list[str]:
-    found = []
+    lines = []
     for key in sorted({*before, *now}):
         a, b = before.get(key), now.get(key)
         name = f"{of} {key}".strip()
         if isinstance(a, dict) and isinstance(b, dict):
-            found += _differences(a, b, name)
+            lines += _differences(a, b, name)
         elif key == "digest" and a != b:
-            found.append(f"{of}: other values")
+            lines.append(f"{of}: other values")
         elif a != b:
-            found.append(f"{name} was {a}, now {b}")
-    return found
+            lines.append(f"{name} was {a}, now {b}")
+    return lines

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: save and stop."""
+"""Ctrl-C and SIGTERM save the run and stop it."""
 
 import contextlib
 import os
@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 
 @contextlib.contextmanager
 def stop_requested() -> Iterator[Callable[[], bool]]:
-    """Ctrl-C and SIGTERM ask the loop to save and stop; a second one stops at once."""
+    """In the main thread, Ctrl-C and SIGTERM ask the loop to save and stop; a second one stops at
+    once. The handlers from before are put back at the end."""
     asked = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield asked.is_set

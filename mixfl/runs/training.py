@@ -2,29 +2,33 @@
 
 import contextlib
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-from mixfl.algorithms import recipe as find_recipe
 from mixfl.algorithms.contract import Recipe
 from mixfl.engine import processes
+from mixfl.engine.base import Engine
 from mixfl.engine.preflight import preflight
 from mixfl.errors import MixflError
 from mixfl.problem import Params, Problem
 from mixfl.runs.agreement import check_alike
-from mixfl.runs.best import back_to_best
 from mixfl.runs.counts import reasons
 from mixfl.runs.evaluation import evaluated, one_copy
-from mixfl.runs.folder import RunDirectory, load_model, read_metrics, read_status
-from mixfl.runs.loop import Training
-from mixfl.runs.plan import Plan, to_toml
-from mixfl.runs.sinks.mlflow import tracker as find_tracker
-from mixfl.runs.sinks.terminal import Quiet, reporter
-from mixfl.runs.status import Status
-from mixfl.settings import KEYS, Settings, check_keys
+from mixfl.runs.first import by_first, only_first
+from mixfl.runs.loop import Loop
+from mixfl.runs.notes import start_notes
+from mixfl.runs.outputs import Continue, Outputs, open_outputs
+from mixfl.runs.plan import Plan, plan_of
+from mixfl.runs.record import Record
+from mixfl.runs.restore import Restore, Restored
+from mixfl.runs.sinks.base import Sink, Start
+from mixfl.runs.sinks.mlflow import tracker
+from mixfl.runs.sinks.terminal import reporter
+from mixfl.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -50,96 +54,131 @@ def train(
 ) -> Result:
     """Train a problem with an algorithm, and keep the run in the folder `out` if one is given.
 
-    `settings` are the keys of `mixfl.Settings`; those given to the algorithm come first.
-    `resume`: go on with what `out` holds; `from_best`: from the best of its checkpoints;
-    `changed_data`: though the data has changed. `restart`: begin anew there. Both move aside what
-    is in the way.
+    `settings` are the keys of `mixfl.Settings`. They override those given to the algorithm, which
+    override the problem's.
+    `resume`: go on with the run that `out` holds; `from_best`: go on from its best checkpoint;
+    `changed_data`: go on although the data has changed; `restart`: start over. Files in the way are
+    moved aside.
     `progress`: True, False, or None for a bar on a terminal only. `track`: "mlflow", to log the
     metrics there too.
+
+    In the main thread, Ctrl-C and SIGTERM save the run and stop it: their handlers are replaced
+    while it trains, and put back afterwards. Nothing else in the process is changed; call
+    `mixfl.prepare_process()` first to train as fast as the command line does.
     """
-    chosen = find_recipe(algorithm)
-    given = chosen.settings | settings
-    check_keys(given, valid=KEYS, used=chosen.uses, by=f"'{chosen.id}'")
-    check_keys(problem.settings, valid=KEYS)
-    keys = {k: v for k, v in problem.settings.items() if k in chosen.uses} | given
-    s = Settings(**keys)
-    plan = Plan(problem.weighted(s.w_f, s.w_c), chosen, s)
+    plan = plan_of(problem, algorithm, settings)
     if track is not None and out is None:
-        raise MixflError("track needs the folder of the run, by which it goes on: give out.")
-    where = Path(out) if out is not None else None
+        raise MixflError("track needs a run folder, to find the run again: give out.")
     return run(
-        plan, where, resume, reporter(progress), track=track, restart=restart,
-        from_best=from_best, changed_data=changed_data,
+        plan, Path(out) if out is not None else None, resume, reporter(progress), track=track,
+        restart=restart, from_best=from_best, changed_data=changed_data,
     )  # fmt: skip
 
 
 def run(
-    plan: Plan, out: Path | None, resume: bool, report: Quiet, label: str = "",
-    track: str | None = None, restart: bool = False, from_best: bool = False,
+    plan: Plan, out: Path | None, resume: bool, report: Sink, label: str = "",
+    track: str | None = None, *, restart: bool = False, from_best: bool = False,
     changed_data: bool = False,
 ) -> Result:  # fmt: skip
-    """Everything is checked before anything is written."""
-    if restart and (resume or from_best):
-        raise MixflError("--restart begins anew: leave --resume and --from-best out.")
-    first = processes.first()
-    report = report if first else Quiet()
+    """Makes a run, or the rest of it. Everything is checked before anything is written.
+
+    `report`: the terminal's sink. `label`: what it calls the run.
+    """
+    then = Continue(resume, restart, from_best, changed_data)
+    then.check()
     with processes.Together():
-        tracker = find_tracker(track if first else None)
-        simulator = plan.engine()
-        preflight(plan.problem, plan.settings, bool(simulator.forms.tables))
-        # A mistake in it shows now, not after the first rounds.
-        before = evaluated(plan.problem, one_copy(simulator.init().x)) if first else {}
-        config = plan.config(simulator)
+        make_tracker = only_first(lambda: tracker(track))
+        engine = plan.engine()
+        never_finite = _checked(plan.problem, plan.settings, engine)
+        config = plan.config(engine)
     check_alike(plan.problem, config)
+    start = Start(
+        label or plan.recipe.id, plan.problem.name, config, plan.settings.rounds,
+        list(start_notes(engine, never_finite)),
+    )  # fmt: skip
     with contextlib.ExitStack() as stack:
-        directory, params = None, None
-        with processes.Together() as finished:
-            if out is not None and first:
-                files, again = plan.problem.files, resume or restart or from_best
-                directory = RunDirectory(out, config, to_toml(config), again, files)
-                stack.callback(directory.close)
-                if restart:
-                    directory.restart()
-                if from_best:
-                    back_to_best(out, report.note)
-                if directory.finished:
-                    params = load_model(out / "model.safetensors", simulator.shapes().x)
-                    if read_status(out).get("status") != "finished":  # killed just before it
-                        directory.set_status("finished", plan.settings.rounds)
-                    report.note(f"{out} is finished already")
-                    finished.value = read_metrics(out)
-                    tracker.begin(directory, plan.problem.name, config, finished.value, report.note)
-                    tracker.end()
-        rows = finished.value
-        if rows is not None:
-            like = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), simulator.shapes().x)
-            params = processes.share(like if params is None else params)
-            return Result(params, rows, config, rows[-1]["clients/rejected"] if rows else 0)
-        status = Status(directory)
-        try:
-            training = Training(
-                plan, simulator, config, out, directory, report, stack, before, tracker, status,
-                changed_data,
+        with processes.Together():
+            opening = partial(
+                open_outputs, out, config, then, report=report, make_tracker=make_tracker,
+                files=plan.problem.files, at_end=stack.callback,
             )  # fmt: skip
-            result = finish(training, training.run(label))
+            outputs = only_first(opening) or Outputs()
+        finished = _finished(engine, outputs, start)
+        if finished is not None:
+            return finished
+        try:
+            restored = _restored(plan, engine, outputs, changed_data, stack)
+            loop = Loop(
+                plan, engine, outputs.sinks, restored.record, out=out, saved=restored.round,
+                checkpoints=outputs.checkpoints, never_finite=never_finite,
+            )  # fmt: skip
+            result = _trained(loop, restored, start)
         except BaseException as error:
-            status.ended_by(error)
-            tracker.end(error)
+            outputs.sinks.ended(error)
             raise
-        tracker.end()
+        outputs.sinks.ended(None)
         return result
 
 
-def finish(training: Training, state: Any) -> Result:
-    """Keeps the model of the last state."""
+def _checked(problem: Problem, s: Settings, engine: Engine) -> frozenset[str]:
+    """Looks for mistakes in the problem. Returns the metrics that are not finite from the start."""
+    preflight(problem, s, engine.resolved().tables == "rows")
+    # A mistake in `evaluate` shows now, not after the first rounds.
+    metrics = only_first(lambda: evaluated(problem, one_copy(engine.init().x)))
+    return frozenset(k for k, v in (metrics or {}).items() if v is None)
+
+
+def _finished(engine: Engine, outputs: Outputs, start: Start) -> Result | None:
+    """The result of a run that had finished before; None if it had not."""
+    shapes = engine.shapes().x
+    params = None
+
+    def rows_if_finished():
+        nonlocal params
+        rows, params = outputs.finished(start, shapes) or (None, None)
+        return rows
+
+    rows = by_first(rows_if_finished)
+    if rows is None:
+        return None
+    zeros = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), shapes)
+    params = processes.share(zeros if params is None else params)
+    return Result(params, rows, start.config, rows[-1]["clients/rejected"] if rows else 0)
+
+
+def _restored(
+    plan: Plan, engine: Engine, outputs: Outputs, changed_data: bool, stack: contextlib.ExitStack
+) -> Restored:
+    """Where the run begins or goes on, in all processes."""
+    state = engine.init()
+
+    def restored():
+        nonlocal state
+        round, record = 0, Record()
+        if outputs.folder is not None and outputs.checkpoints is not None:
+            restore = Restore(
+                outputs.folder, outputs.checkpoints, plan.problem, plan.settings, changed_data,
+                outputs.sinks.note,
+            )  # fmt: skip
+            round, state, record = restore(state)
+            stack.callback(outputs.checkpoints.close)
+        return round, record.rows, dict(record.counts), record.done
+
+    round, *content = by_first(restored)
+    return Restored(round, processes.share(state), Record(*content))
+
+
+def _trained(loop: Loop, restored: Restored, start: Start) -> Result:
+    sinks, record = loop.sinks, restored.record
+    start = start._replace(round=restored.round, rows=tuple(record.rows))
+    by_first(lambda: sinks.begin(start))
+    loop.engine.on_progress = sinks.within
+    state = loop.run(restored.state, restored.round)
     params = jax.tree.map(np.array, state.x)
-    with processes.Together():
-        if training.directory is not None:
-            training.directory.save_model(params)
-            training.status.finished(training.s.rounds)
-    rejected = training.counts["clients/rejected"]
+    by_first(lambda: sinks.finished(params))
+    rejected = record.counts["clients/rejected"]
     if rejected:
-        told = reasons(training.counts)
-        why = f"were left out ({told})" if told else "were not finite and were left out"
-        training.report.note(f"{rejected} client updates {why}")
-    return Result(params, training.rows, training.config, rejected)
+        why = reasons(record.counts)
+        why = f"were left out ({why})" if why else "were not finite and were left out"
+        sinks.note(f"{rejected} client updates {why}")
+    return Result(params, record.rows, start.config, rejected)

@@ -1,4 +1,4 @@
-"""What the user says, on the command line or in a file. Needs no JAX: mistakes show at once."""
+"""What the user gives, on the command line or in a file. No JAX: mistakes show at once."""
 
 import tomllib
 from collections.abc import Iterable, Sequence
@@ -6,16 +6,19 @@ from pathlib import Path
 from typing import Any
 
 from mixfl.errors import MixflError
+from mixfl.format_versions import RUN_FOLDER, check_format
 from mixfl.tasks import read_toml
 
-HEAD = ("task", "algorithm", "preset", "data", "version")  # what is no key of a setting
+HEAD = ("task", "algorithm", "preset", "data", "version")  # not keys of settings
 
 
 def read_config(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """A configuration file: (task, algorithm, preset, data), and the keys."""
     content = read_toml(path)
-    if isinstance(nested := next((v for v in content.values() if isinstance(v, dict)), None), dict):
-        raise MixflError(f"{path}: expected keys with values, not sections (found {nested}).")
+    check_format(path, content.pop("format", None), RUN_FOLDER, "write such a file by hand")
+    sections = [k for k, v in content.items() if isinstance(v, dict)]
+    if sections:
+        raise MixflError(f"{path}: expected keys with values, not sections ([{sections[0]}]).")
     head = {k: content.pop(k) for k in HEAD if k in content}
     for key, value in head.items():
         if not isinstance(value, str):
@@ -29,25 +32,25 @@ def read_config(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
-    """`key=value` from the command line; a value is read as TOML, otherwise as text."""
-    found: dict[str, Any] = {}
+    """`key=value` from the command line; a value is read as TOML, or as text if it is not."""
+    keys: dict[str, Any] = {}
     for text in assignments:
         key, equals, value = text.partition("=")
         if not equals or not key.strip():
             raise MixflError(f"--set {text}: expected key=value, for example --set client_lr=0.1.")
         key = key.strip()
-        if key in found:
+        if key in keys:
             raise MixflError(f"--set {key} is given twice.")
         try:
-            found[key] = tomllib.loads(f"v = {value}")["v"]
+            keys[key] = tomllib.loads(f"v = {value}")["v"]
         except (ValueError, RecursionError):  # tomllib's own, and Python's limits
-            found[key] = value.strip()
-    return found
+            keys[key] = value.strip()
+    return keys
 
 
 def parse_over(texts: Sequence[str]) -> dict[str, list[Any]]:
-    """`key=v1,v2,...`, each value as --set reads it."""
-    found: dict[str, list[Any]] = {}
+    """`key=v1,v2,...`, with each value read as by --set."""
+    grid: dict[str, list[Any]] = {}
     for text in texts:
         key, equals, values = text.partition("=")
         key, several = key.strip(), [v.strip() for v in values.split(",")]
@@ -55,13 +58,13 @@ def parse_over(texts: Sequence[str]) -> dict[str, list[Any]]:
             raise MixflError(
                 f"--over {text}: expected key=v1,v2,..., for example --over client_lr=0.1,0.3,1."
             )
-        if key in found:
+        if key in grid:
             raise MixflError(f"--over {key} is given twice.")
         if key == "seed":
-            raise MixflError("--over seed: that is what --trials is for.")
-        found[key] = [parse_assignments([f"{key}={v}"])[key] for v in several]
-        if len(set(map(str, found[key]))) < len(found[key]):
+            raise MixflError("--over seed: use --trials instead.")
+        grid[key] = [parse_assignments([f"{key}={v}"])[key] for v in several]
+        if len(set(map(str, grid[key]))) < len(grid[key]):
             raise MixflError(f"--over {text}: a value is given twice.")
-    if not found:
+    if not grid:
         raise MixflError("what to sweep over? For example: --over client_lr=0.1,0.3,1")
-    return found
+    return grid

@@ -1,4 +1,4 @@
-"""How far many runs are, and how long the rest will take."""
+"""How far many runs have got, and how long the rest will take."""
 
 import sys
 import time
@@ -9,10 +9,10 @@ from mixfl.runs.sinks.terminal import clock, summary
 
 
 class Board:
-    """This one says nothing; it knows the time left."""
+    """This one prints nothing; it knows the time left."""
 
     def begin(self, left: list, total: int, jobs: int) -> None:
-        """`left` are the trials to make, of `total`."""
+        """`left`: the trials to make, out of `total`."""
         self.left = {t.folder: t for t in left}
         self.total, self.jobs = total, jobs
         self.began: dict[str, float] = {}
@@ -31,7 +31,7 @@ class Board:
     def end(self) -> None: ...
 
     def seconds_left(self) -> float | None:
-        """From how long runs of the same kind took; None as long as none has."""
+        """Estimated from runs of the same kind; None until one has finished."""
         every = [t for times in self.took.values() for t in times]
         if not every:
             return None
@@ -63,11 +63,11 @@ def ending(done: Any) -> str:
 
 
 class Lines(Board):
-    """A line per run that is over."""
+    """A line for each run that ends."""
 
     def begin(self, left, total, jobs):
         super().begin(left, total, jobs)
-        kept = f"{total - len(left)} are over already, " if len(left) < total else ""
+        kept = f"{total - len(left)} are done already, " if len(left) < total else ""
         print(f"{total} runs: {kept}{len(left)} to make, {jobs} at a time", flush=True)
 
     def over(self, done):
@@ -79,7 +79,7 @@ class Lines(Board):
 
 
 class Bars(Board):
-    """A bar for all, and one for each run under way, on a terminal."""
+    """On a terminal: a bar for all runs, and one for each that is being made."""
 
     def begin(self, left, total, jobs):
         from rich.console import Console

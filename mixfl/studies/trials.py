@@ -1,14 +1,13 @@
 """Many runs, spread over the cores, each in a folder of its own.
 
-The folders are the results: a run that has finished, or diverged, is never made again; one that
-was interrupted goes on from its checkpoint. A run's folder is locked while it is written to, so
-that several commands may work on the same results.
+The run folders are the results. A run that has finished or diverged is never made again, even if
+another release of mixfl made it; one that was interrupted goes on from its checkpoint. A run folder
+is locked while it is written, so several commands may work on the same results.
 
-Every core has a process of its own (worker.py), which makes one run after the other. A run whose
-process dies, or makes no progress, is tried once more, alone, when the others are over; if that
-fails too, it is recorded as failed.
-`benchmarks/trials.py` compares this with all cores for one run and with several runs compiled into
-one program.
+Every core has its own process (worker.py), which makes one run after the other. If that process
+dies or makes no progress, its run is tried once more, alone, after all others. If that fails too,
+the run is recorded as failed. `benchmarks/trials.py` compares this with using all cores for one run
+and with compiling several runs into one program.
 """
 
 import collections
@@ -24,13 +23,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import mixfl
 from mixfl.errors import Interrupted, MixflError
-from mixfl.runs.folder import differences, read_metrics, read_status, say_failed
+from mixfl.runs.folder import differences, say_failed
+from mixfl.runs.reading import read_metrics, read_run_config, read_status
 from mixfl.settings import KEYS
 from mixfl.studies.progress import Board
 from mixfl.studies.worker_process import HUNG_SECONDS, Worker
-from mixfl.tasks import read_toml
 
 OVER = ("finished", "diverged")  # nothing is left to do
 BUSY_SECONDS = 1.0  # until a run that another command is making is looked at again
@@ -38,11 +36,11 @@ BUSY_SECONDS = 1.0  # until a run that another command is making is looked at ag
 
 @dataclass(frozen=True)
 class Trial:
-    """A run to be made, in plain values: they are handed to another process."""
+    """A run to make, in plain values that can be sent to another process."""
 
     task: str
     algorithm: str
-    folder: str  # relative to the results' folder
+    folder: str  # within the folder of all results
     label: str
     preset: str | None = None
     data: str | None = None
@@ -50,18 +48,18 @@ class Trial:
     track: str | None = None
 
     def wanted(self) -> dict[str, Any]:
-        """What its config.toml must say, as far as it can be told without the data."""
-        from mixfl.runs.plan import chosen_keys  # needs JAX; the processes are begun before
+        """What its config.toml must say, as far as that is known without the data."""
+        from mixfl.runs.keys import chosen_keys  # needs JAX; the processes start before
 
-        found = chosen_keys(self.task, self.algorithm, self.preset, {}, self.keys)
-        head = {"task": self.task, "algorithm": self.algorithm, "version": mixfl.__version__}
+        keys = chosen_keys(self.task, self.algorithm, self.preset, {}, self.keys)
+        head = {"task": self.task, "algorithm": self.algorithm}
         if ".py" in self.task:
             head["task"] = os.path.abspath(self.task)
         if self.preset is not None:
             head["preset"] = self.preset
         if self.data is not None:
             head["data"] = os.path.abspath(self.data)
-        return head | {k: v for k, v in found.items() if v not in ("auto", None)}
+        return head | {k: v for k, v in keys.items() if v not in ("auto", None)}
 
     def rounds(self) -> int:
         return self.wanted().get("rounds", KEYS["rounds"].default)
@@ -75,7 +73,7 @@ class Done:
     folder: Path
     status: str
     round: int
-    reason: str = ""  # for which it failed
+    reason: str = ""  # why it failed
 
     @property
     def rows(self) -> list[dict[str, Any]]:
@@ -83,16 +81,14 @@ class Done:
 
 
 def done(trial: Trial, out: Path) -> Done | None:
-    """How it ended, if it is over. Another run in its folder is an error."""
+    """How it ended, if it is over. If its folder holds another run, that is an error."""
     folder = out / trial.folder
     status = read_status(folder)
     if status.get("status") not in OVER or not (folder / "config.toml").is_file():
         return None
-    config = read_toml(folder / "config.toml")
+    config = read_run_config(folder)
     wanted = {k: v for k, v in trial.wanted().items() if k in config or k in ("preset", "data")}
     changed = differences({k: config.get(k) for k in wanted}, wanted)
-    if config.get("version") != mixfl.__version__:
-        changed.append(f"version was {config.get('version')}, now {mixfl.__version__}")
     if changed:
         raise MixflError(
             f"{folder} holds another run ({'; '.join(changed)}): choose another --out."
@@ -106,7 +102,7 @@ def check_failed(ended: Sequence[Done]) -> None:
     if failed:
         which = "; ".join(f"{d.trial.label}: {d.reason}" for d in failed)
         raise MixflError(
-            f"{len(failed)} of {len(ended)} runs failed ({which}). The others are made; the same "
+            f"{len(failed)} of {len(ended)} runs failed ({which}). The others are done; the same "
             "command with --resume tries these again. Short of memory? Try --jobs 1."
         )
 
@@ -121,12 +117,12 @@ def make(
 
 
 class Crew:
-    """The processes, a thread for each. They begin to import JAX at once, while what they shall do
-    is being checked. One that makes no progress for `hung` seconds is ended; 0: none is."""
+    """The processes, and a thread for each. They import JAX at once, while the trials are still
+    being checked. One that makes no progress for `hung` seconds is ended; 0: none is."""
 
     def __init__(self, jobs: int, hung: float = HUNG_SECONDS):
         cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
-        # As many as cores, a core for each; otherwise they share them.
+        # One core for each if there are as many; otherwise they share all cores.
         pinned = jobs == len(cores) and jobs > 1
         self.workers = [Worker(cores[i] if pinned else None, jobs > 1, hung) for i in range(jobs)]
 
@@ -147,9 +143,10 @@ class Crew:
                 "--out."
             )
         self.out, self.board = out, board
-        self.found = {t.folder: done(t, out) for t in trials}
-        self.left = collections.deque(t for t in trials if self.found[t.folder] is None)
+        self.ended = {t.folder: done(t, out) for t in trials}
+        self.left = collections.deque(t for t in trials if self.ended[t.folder] is None)
         self.again: collections.deque[Trial] = collections.deque()  # alone, at the end
+        self.noted: set[str] = set()  # messages that are the same for all trials
         self.lock = threading.Lock()
         self.error: Exception | None = None
         self.stopping = self.last_time = False
@@ -158,7 +155,7 @@ class Crew:
             self._work()
         finally:
             board.end()
-        return [self.found[t.folder] for t in trials]  # type: ignore[misc]
+        return [self.ended[t.folder] for t in trials]  # type: ignore[misc]
 
     def _work(self) -> None:
         threads = [
@@ -173,13 +170,13 @@ class Crew:
             raise self.error
         if self.stopping:
             raise Interrupted(
-                f"stopped; {sum(d is not None for d in self.found.values())} of {len(self.found)} "
+                f"stopped; {sum(d is not None for d in self.ended.values())} of {len(self.ended)} "
                 f"runs are over, the others are saved in {self.out}. The same command with "
                 "--resume goes on."
             )
 
     def _once_more(self) -> None:
-        """What failed is tried by one process, with all memory for itself."""
+        """One process tries the failed runs again, with all the memory for itself."""
         for worker in self.workers[1:]:
             worker.close()
         self.left, self.again = self.again, collections.deque()
@@ -188,7 +185,7 @@ class Crew:
 
     @contextlib.contextmanager
     def _interrupts(self):
-        """Ctrl-C and SIGTERM: the workers save and stop; a second one stops at once."""
+        """On Ctrl-C or SIGTERM the workers save and stop; a second one stops at once."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -229,7 +226,7 @@ class Crew:
             if ended is None:
                 tell = partial(self.board.running, index, trial)
                 tell(0)
-                answer = worker.run(trial, self.out, tell, self.board.note)
+                answer = worker.run(trial, self.out, tell, partial(self._note, trial))
                 if answer.get("busy"):
                     time.sleep(BUSY_SECONDS)
                     with self.lock:
@@ -249,6 +246,13 @@ class Crew:
                 shutil.rmtree(ended.folder / "checkpoints", ignore_errors=True)
             self._over(ended)
 
+    def _note(self, trial: Trial, message: str, once: bool) -> None:
+        with self.lock:
+            repeated = once and message in self.noted
+            self.noted.add(message)
+        if not repeated:
+            self.board.note(f"{trial.label}: {message}")
+
     def _died(self, trial: Trial, reason: str) -> None:
         if not self.last_time:
             self.board.note(f"{trial.label}: {reason}: it is tried again, alone, at the end")
@@ -262,7 +266,7 @@ class Crew:
 
     def _over(self, ended: Done) -> None:
         with self.lock:
-            self.found[ended.trial.folder] = ended
+            self.ended[ended.trial.folder] = ended
             self.board.over(ended)
 
 

@@ -1,9 +1,9 @@
-"""A process that makes one run after the other, as trials.py tells it.
+"""A process that makes one run after the other for trials.py.
 
     python -m mixfl.studies.worker PARENT [CORE]
 
-Reads a run to make as a line of JSON from stdin, writes lines of JSON to stdout: rounds done,
-notes, and how it ended. It ends with its input, and with its parent.
+It reads each run to make as a line of JSON from stdin, and writes lines of JSON to stdout: rounds
+done, notes, and how the run ended. It ends when its input or its parent does.
 """
 
 import json
@@ -15,34 +15,36 @@ import time
 import traceback
 from pathlib import Path
 
-TELL_SECONDS = 0.5  # between two words about rounds
+TELL_SECONDS = 0.5  # between two messages about rounds
 
 
 def main() -> None:
     parent = int(sys.argv[1])
     if len(sys.argv) > 2:
         os.sched_setaffinity(0, {int(sys.argv[2])})
-    # Within a run it saves; otherwise there is nothing to save.
+    # A run has its own handler, which saves; between runs there is nothing to save.
     signal.signal(signal.SIGINT, lambda number, frame: os._exit(130))
     threading.Thread(target=watch, args=(parent,), daemon=True).start()
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what else is printed goes to the log
+    os.dup2(2, 1)  # anything else that is printed goes to the log
 
     def answer(**said) -> None:
         print(json.dumps(said), file=answers, flush=True)
 
-    import mixfl.runs.training  # noqa: F401 (takes a second or two, with JAX)
-    from mixfl.cli import start_jax
+    from mixfl.cli.process import start_jax
+
+    start_jax({})
+    import mixfl.runs.training  # noqa: F401 (takes a second or two)
 
     problems: dict = {}
     for line in sys.stdin:
         given = json.loads(line)
-        start_jax(given["keys"])
+        start_jax(given["keys"])  # until the first run, the number of devices can change
         answer(**make(given, problems, answer))
 
 
 def watch(parent: int) -> None:
-    """Nobody is left to make runs for: the state of the last checkpoint is on the disk."""
+    """Ends this process with its parent: no one needs its runs. The last checkpoint is on disk."""
     while os.getppid() == parent:
         time.sleep(0.3)
     os._exit(1)
@@ -52,19 +54,23 @@ def make(given: dict, problems: dict, answer) -> dict:
     from mixfl.errors import Diverged, Interrupted, MixflError
     from mixfl.runs.folder import Busy
     from mixfl.runs.plan import plan
-    from mixfl.runs.sinks.terminal import Quiet
+    from mixfl.runs.sinks.base import Sink
     from mixfl.runs.training import run
 
-    class Telling(Quiet):
+    class Telling(Sink):
         said = 0.0
 
-        def within(self, round, part, words):
-            self.advance(round)
+        def begin(self, start):
+            for message in start.notes:
+                answer(note=message, once=True)
 
-        def advance(self, done):
+        def within(self, progress):
+            self.advance(progress.round)
+
+        def advance(self, round):
             if time.monotonic() - self.said > TELL_SECONDS:
                 self.said = time.monotonic()
-                answer(round=done)
+                answer(round=round)
 
         def note(self, message):
             answer(note=message)
@@ -95,7 +101,7 @@ def make(given: dict, problems: dict, answer) -> dict:
 
 
 def out_of_memory(error: BaseException | None) -> bool:
-    """It, or what it came of. XLA says it by a RuntimeError."""
+    """Is that the error, or its cause? XLA raises a RuntimeError."""
     if error is None or isinstance(error, MemoryError):
         return error is not None
     full = isinstance(error, RuntimeError) and "Out of memory" in str(error)

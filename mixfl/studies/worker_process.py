@@ -1,4 +1,4 @@
-"""A process that makes runs, seen from the one that began it; the other end is worker.py."""
+"""A process that makes runs, as its parent sees it; the other end is worker.py."""
 
 import contextlib
 import json
@@ -18,7 +18,7 @@ HUNG_SECONDS = 1800.0  # without any progress
 
 
 class Worker:
-    """It is told by lines of JSON, and answers in such."""
+    """Requests and answers are lines of JSON."""
 
     def __init__(self, core: int | None, one_device: bool, hung: float = HUNG_SECONDS):
         self.one_device, self.hung = one_device, hung
@@ -33,25 +33,26 @@ class Worker:
             self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True,
             start_new_session=True,  # Ctrl-C reaches it through its parent only
         )  # fmt: skip
-        self.said: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        threading.Thread(target=listen, args=(self.process, self.said), daemon=True).start()
+        self.answers: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        threading.Thread(target=listen, args=(self.process, self.answers), daemon=True).start()
 
     def replace(self) -> None:
         self.close()
         self._start()
 
     def run(
-        self, trial: Any, out: Path, tell: Callable[[int], None], note: Callable[[str], None]
+        self, trial: Any, out: Path, tell: Callable[[int], None], note: Callable[[str, bool], None]
     ) -> dict[str, Any]:
-        """How it ended; `died` says why, if the process did not end it."""
+        """How it ended. `died` says why, if the process ended first. `note` takes a message, and
+        whether it is the same for all trials."""
         keys = {**trial.keys, **({"devices": 1} if self.one_device else {})}
         with contextlib.suppress(BrokenPipeError):
-            told = self.process.stdin
-            told.write(json.dumps({**asdict(trial), "out": str(out), "keys": keys}) + "\n")  # type: ignore[union-attr]
-            told.flush()  # type: ignore[union-attr]
+            request = json.dumps({**asdict(trial), "out": str(out), "keys": keys}) + "\n"
+            self.process.stdin.write(request)  # type: ignore[union-attr]
+            self.process.stdin.flush()  # type: ignore[union-attr]
         while True:
             try:
-                line = self.said.get(timeout=self.hung or None)
+                line = self.answers.get(timeout=self.hung or None)
             except queue.Empty:
                 return {"died": f"it made no progress for {self.hung:g} s (--hung)"}
             if line is None:
@@ -60,7 +61,7 @@ class Worker:
             if "round" in answer:
                 tell(answer["round"])
             elif "note" in answer:
-                note(f"{trial.label}: {answer['note']}")
+                note(answer["note"], answer.get("once", False))
             else:
                 return answer
 
@@ -76,7 +77,7 @@ class Worker:
             self.process.send_signal(signal.SIGINT)
 
     def close(self) -> None:
-        """It has nothing to do any more, and nothing to save."""
+        """Call it when there is nothing left to do or to save."""
         self.process.kill()
         self.process.wait()
         for pipe in (self.process.stdin, self.log):
@@ -84,9 +85,9 @@ class Worker:
                 pipe.close()  # type: ignore[union-attr]
 
 
-def listen(process: subprocess.Popen, said: "queue.SimpleQueue[str | None]") -> None:
-    """Until the process has ended, which is said by a None."""
+def listen(process: subprocess.Popen, answers: "queue.SimpleQueue[str | None]") -> None:
+    """Collects its answers; a None is the end of the process."""
     with process.stdout as lines:  # type: ignore[union-attr]
         for line in lines:
-            said.put(line)
-    said.put(None)
+            answers.put(line)
+    answers.put(None)

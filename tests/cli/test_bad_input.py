@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tiny_problem
+import tomli_w
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import save
@@ -19,8 +20,7 @@ import mixfl
 from mixfl import optimizers
 from mixfl.cli import main
 from mixfl.errors import MixflError
-from mixfl.runs import folder as directory
-from mixfl.runs.plan import to_toml
+from mixfl.runs import model_file, reading
 from mixfl.runs.user_input import parse_assignments, read_config
 from mixfl.settings import AGGREGATIONS, FIRST_LAYERS, KEYS, MEASURES, TABLES, WEIGHTINGS
 from mixfl.tasks import find
@@ -193,7 +193,7 @@ def test_smile_options_out_of_range(refused):
 def test_folder_with_another_run(mixfl_command, refused):
     assert mixfl_command(*RUN, "--rounds", 1, "--out", "run")[0] == 0
     run = (*RUN, "--out", "run", "--rounds")
-    assert "holds this run already: --resume" in refused(*run, 1)
+    assert "holds this run already: go on with --resume" in refused(*run, 1)
     for resume in ([], ["--resume"]):
         err = refused(*run, 2, "--set", "client_lr=0.5", *resume)
         assert "run holds another run (central_lr was 0.2, now 0.5; client_lr was 0.2, now" in err
@@ -440,7 +440,7 @@ def assert_nothing_half_written(out):
     metrics = out / "metrics.jsonl"
     if metrics.exists():
         assert metrics.read_text() == "" or metrics.read_text().endswith("\n")
-        assert len(timeless(out)) == len(directory.read_metrics(out))
+        assert len(timeless(out)) == len(reading.read_metrics(out))
 
 
 # Of a run of 3 rounds: config, origin, metrics, 2 events; status; 3 rows twice, 3 manifests of
@@ -584,7 +584,7 @@ def test_config_survives_toml(tmp_path_factory, keys):
     s = mixfl.Settings(**keys)
     config = {"task": "own.py:problem", **{k: getattr(s, k) for k in keys}}
     file = tmp_path_factory.getbasetemp() / "config.toml"
-    file.write_bytes(to_toml(config).encode())
+    file.write_bytes(tomli_w.dumps(config).encode())
     try:
         head, found = read_config(file)
     except MixflError as error:
@@ -629,7 +629,7 @@ def damaged(content: bytes):
 
 CONFIG = b"task = 'smile'\nrounds = 3\nclient_lr = 0.1\n"
 ROWS = b"".join(b'{"round": %d, "eval/loss": 0.5, "name": "\\u00e9"}\n' % i for i in (1, 2, 3))
-MODEL = directory.model_bytes({"a": [np.zeros(2), np.ones((2, 2))], "b": np.zeros(())})
+MODEL = model_file.model_bytes({"a": [np.zeros(2), np.ones((2, 2))], "b": np.zeros(())})
 
 
 @given(damaged(CONFIG))
@@ -648,10 +648,10 @@ def test_any_metrics_file(tmp_path_factory, content):
     out = tmp_path_factory.getbasetemp()
     (out / "metrics.jsonl").write_bytes(content)
     (out / "status.json").write_bytes(content)
-    rows = directory.read_metrics(out)
+    rows = reading.read_metrics(out)
     assert all(isinstance(row["round"], int) for row in rows)
     assert len(rows) <= content.count(b"\n") + 1
-    assert isinstance(directory.read_status(out), dict)
+    assert isinstance(reading.read_status(out), dict)
 
 
 @given(damaged(MODEL))
@@ -662,9 +662,9 @@ def test_any_metrics_file(tmp_path_factory, content):
 def test_any_model_file(tmp_path_factory, content):
     file = tmp_path_factory.getbasetemp() / "model.safetensors"
     file.write_bytes(content)
-    found = only_mixfl_errors(directory.load_model, file)
+    found = only_mixfl_errors(model_file.load_model, file)
     assert not isinstance(found, MixflError) or f"{file} is damaged" in str(found)
-    only_mixfl_errors(directory.load_model, file, {"a": [np.zeros(2), np.ones((2, 2))]})
+    only_mixfl_errors(model_file.load_model, file, {"a": [np.zeros(2), np.ones((2, 2))]})
 
 
 @given(st.data())

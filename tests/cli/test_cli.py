@@ -165,10 +165,12 @@ def test_data_prepare_and_info(tmp_path):
 
 
 def test_a_long_round_shows_its_progress_without_a_terminal(monkeypatch, capsys):
-    from mixfl.runs.sinks import terminal as progress
+    from mixfl.engine.base import Progress
+    from mixfl.runs.sinks import terminal
+    from mixfl.runs.sinks.base import Start
 
-    monkeypatch.setattr(progress, "WITHIN_SECONDS", 0)
-    report = progress.Plain()
-    report.start("2wgt", 0, 10)
-    report.within(3, 0.4, "40 of 100 clients")
+    monkeypatch.setattr(terminal, "WITHIN_SECONDS", 0)
+    report = terminal.Plain()
+    report.begin(Start("2wgt", "problem", {}, rounds=10))
+    report.within(Progress(3, 0.4, "40 of 100 clients"))
     assert capsys.readouterr().out == "2wgt: round 4/10: 40 of 100 clients\n"

@@ -14,7 +14,7 @@ import pytest
 import tiny_problem
 
 from mixfl.algorithms import ALGORITHMS
-from mixfl.runs.folder import read_metrics
+from mixfl.runs.reading import read_metrics
 
 MIXFL = Path(sys.executable).with_name("mixfl")
 TINY = Path(tiny_problem.__file__)

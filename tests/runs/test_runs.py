@@ -24,9 +24,9 @@ from mixfl.algorithms import ALGORITHMS
 from mixfl.cli import main
 from mixfl.engine import Simulator
 from mixfl.errors import Interrupted, MixflError
-from mixfl.runs import folder as directory
+from mixfl.runs import reading
 from mixfl.runs.checkpoint import KEEP, Checkpoints
-from mixfl.runs.training import Training
+from mixfl.runs.loop import Loop
 
 TINY = Path(tiny_problem.__file__)
 ROUNDS = 7
@@ -350,7 +350,7 @@ def test_damaged_row_is_left_out_and_said(tmp_path, capsys):
     content = (out / "metrics.jsonl").read_text()
     (out / "metrics.jsonl").write_text(content.replace('"round": 2', '"ro\0nd": 2'))
     train("fedavg", out, resume=True, progress=True)
-    assert "metrics.jsonl is damaged: it lacks round 2" in capsys.readouterr().err
+    assert "metrics.jsonl is damaged: round 2 is missing" in capsys.readouterr().err
     assert [row["round"] for row in lines(out)] == [1, 3, 4, 5, 6, 7]
 
 
@@ -389,14 +389,14 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path, capsys):
 
 def after_round(monkeypatch, round, action):
     """Calls `action` in the main thread, once a round is done and before it is evaluated."""
-    check = Training._check
+    check = Loop._check
 
     def acting(self, result):
         check(self, result)
         if result.round == round:
             action()
 
-    monkeypatch.setattr(Training, "_check", acting)
+    monkeypatch.setattr(Loop, "_check", acting)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -451,9 +451,9 @@ def test_no_round_runs_beside_an_evaluation_where_cpu_devices_share_a_cohort(mon
     """They would wait for each other in a pool of threads that has no more than one for each."""
     order = []
     problem = evaluating("pt", lambda n: order.append(f"evaluation {n}"))
-    check = Training._check
+    check = Loop._check
     noted = lambda self, r: (order.append(f"round {r.round}"), check(self, r))  # noqa: E731
-    monkeypatch.setattr(Training, "_check", noted)
+    monkeypatch.setattr(Loop, "_check", noted)
     train("pt", None, problem, rounds=3, devices=2)
     assert order == [
         "evaluation 0", "round 1", "evaluation 1", "round 2", "evaluation 2", "round 3",
@@ -463,13 +463,13 @@ def test_no_round_runs_beside_an_evaluation_where_cpu_devices_share_a_cohort(mon
 
 def settled_at_once(monkeypatch):
     """The synchronous way: every evaluation is waited for before the next round."""
-    evaluate = Training._evaluate
+    evaluate = Loop._evaluate
 
     def synchronous(self, *arguments):
         evaluate(self, *arguments)
         self._settle()
 
-    monkeypatch.setattr(Training, "_evaluate", synchronous)
+    monkeypatch.setattr(Loop, "_evaluate", synchronous)
 
 
 @pytest.mark.parametrize("algorithm", ["2wgt", "oracle"])
@@ -557,7 +557,7 @@ def test_ctrl_c_and_a_second_process(monkeypatch, capfd, tmp_path):
     arguments = [Path(sys.executable).with_name("mixfl"), *command]
     child = subprocess.Popen(arguments, stdout=pipe, stderr=pipe, text=True, env=env)
     try:
-        while len(directory.read_metrics(out)) < 2:
+        while len(reading.read_metrics(out)) < 2:
             assert child.poll() is None, child.stderr.read()
             time.sleep(0.01)
         assert cli(monkeypatch, *command, "--resume") == 2

@@ -225,11 +225,12 @@ BEGIN = """
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from mixfl.runs.sinks.mlflow import MLflow
+from mixfl.runs.sinks.base import Start
+from mixfl.runs.sinks.mlflow import tracker
 
 folder = SimpleNamespace(path=Path(sys.argv[1]), files={})
 folder.path.mkdir()
-MLflow().begin(folder, "together", {"key": 1}, [], sys.exit)
+tracker("mlflow")(folder, sys.exit).begin(Start("run", "together", {"key": 1}, rounds=1))
 """
 
 
@@ -294,8 +295,30 @@ def test_unknown_tracker_and_no_folder(tmp_path):
 
 def test_the_user_has_the_last_word_on_telemetry(tmp_path, monkeypatch):
     monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "false")
+    seen = telemetry_seen(monkeypatch)
     train(tmp_path / "kept", rounds=1)
+    assert set(seen) == {"false"}
     assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "false"
-    monkeypatch.delenv("MLFLOW_DISABLE_TELEMETRY")
+
+
+def test_telemetry_is_off_only_while_mlflow_is_called(tmp_path, monkeypatch):
+    for variable in trackers.ENVIRONMENT:
+        monkeypatch.delenv(variable, raising=False)
+    seen = telemetry_seen(monkeypatch)
     train(tmp_path / "default", rounds=1)
-    assert os.environ["MLFLOW_DISABLE_TELEMETRY"] == "true"
+    assert set(seen) == {"true"}
+    assert not trackers.ENVIRONMENT.keys() & os.environ.keys()
+
+
+def telemetry_seen(monkeypatch) -> list:
+    """What MLflow's client sees when a run is made and its metrics are logged."""
+    seen = []
+    for method in ("create_run", "log_batch", "set_terminated"):
+        original = getattr(MlflowClient, method)
+
+        def watched(self, *arguments, original=original, **more):
+            seen.append(os.environ.get("MLFLOW_DISABLE_TELEMETRY"))
+            return original(self, *arguments, **more)
+
+        monkeypatch.setattr(MlflowClient, method, watched)
+    return seen

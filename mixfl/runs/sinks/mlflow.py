@@ -1,4 +1,4 @@
-"""Trackers, which get a run's metrics besides its own folder: MLflow."""
+"""Trackers, which get a run's metrics in addition to its folder: MLflow."""
 
 import contextlib
 import fcntl
@@ -8,31 +8,23 @@ import posixpath
 import re
 import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import IO, Any
 
 from mixfl.errors import Interrupted, MixflError, unknown
 from mixfl.process.compilation_cache import own_cache
 from mixfl.runs.files import write_whole
-from mixfl.runs.folder import RunDirectory
+from mixfl.runs.folder import RunFolder
+from mixfl.runs.sinks.base import Sink
 
 TRACKERS = ("mlflow",)
-# For this process, where the user has not said otherwise.
+# For MLflow, unless the user has set them.
 ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "4",  # a server is given up after half a minute, not four
 }
 
-
-class Tracker:
-    """No tracker, and what one has. None of it raises an error."""
-
-    def begin(
-        self, directory: RunDirectory, experiment: str, config: dict[str, Any],
-        rows: list[dict[str, Any]], note: Callable[[str], None],
-    ) -> None: ...  # fmt: skip
-    def add(self, row: dict[str, Any]) -> None: ...
-    def end(self, error: BaseException | None = None) -> None: ...
+MakeSink = Callable[[RunFolder, Callable[[str], None]], Sink]
 
 
 def check(name: str | None) -> None:
@@ -40,36 +32,52 @@ def check(name: str | None) -> None:
         raise unknown("tracker", name, TRACKERS)
 
 
-def tracker(name: str | None) -> Tracker:
+def tracker(name: str | None) -> MakeSink | None:
+    """How to make the tracker's sink, once there is a folder. An unknown tracker, or one that is
+    not installed, is an error now."""
     check(name)
-    return Tracker() if name is None else MLflow()
-
-
-class MLflow(Tracker):
-    """A run of MLflow's for each run. Its id is kept in the run's folder, and what MLflow has
-    already is not logged again, so that a resumed run goes on in it."""
-
-    def __init__(self):
-        for variable, value in ENVIRONMENT.items():
-            os.environ.setdefault(variable, value)
-        try:
+    if name is None:
+        return None
+    try:
+        with environment():
             from mlflow import MlflowClient
-        except ImportError as error:
-            raise MixflError(
-                f"tracking with MLflow: {error}. Install it: pip install 'mixfl[mlflow]'"
-            ) from None
-        self.make_client = MlflowClient  # and no mlflow.start_run(): that one is the caller's
-        self.run: str | None = None  # its id; None where nothing is logged (any more)
+    except ImportError as error:
+        raise MixflError(
+            f"tracking with MLflow: {error}. Install it: pip install 'mixfl[mlflow]'"
+        ) from None
+    return lambda folder, note: MLflow(folder, note, MlflowClient)
 
-    def begin(self, directory, experiment, config, rows, note):
-        self.directory, self.note = directory, note
-        self._try(lambda: self._begin(experiment, config, rows))
 
-    def add(self, row):
+@contextlib.contextmanager
+def environment() -> Iterator[None]:
+    """MLflow is set up by variables, which it reads at every call. They are taken back."""
+    missing = {k: v for k, v in ENVIRONMENT.items() if k not in os.environ}
+    os.environ.update(missing)
+    try:
+        yield
+    finally:
+        for variable in missing:
+            os.environ.pop(variable, None)
+
+
+class MLflow(Sink):
+    """Each run has a run in MLflow. Its id is kept in the run folder, and what MLflow has already
+    is not logged again: a resumed run goes on in it. No method raises an error."""
+
+    def __init__(self, folder: RunFolder, note: Callable[[str], None], client: Callable[[], Any]):
+        self.folder, self.say = folder, note
+        self.make_client = client  # and no mlflow.start_run(): the caller may have one
+        self.run: str | None = None  # its id; None: nothing is logged (any more)
+        self.logged = 0  # the last round that MLflow has
+
+    def begin(self, start):
+        self._try(lambda: self._begin(start))
+
+    def evaluated(self, row):
         if self.run is not None and row["round"] > self.logged:
             self._try(lambda: self._add(row))
 
-    def end(self, error=None):
+    def ended(self, error):
         if self.run is not None:
             self._try(lambda: self._end(error))
         self.run = None
@@ -77,58 +85,59 @@ class MLflow(Tracker):
     def _try(self, action: Callable[[], None]) -> None:
         """A store that is gone does not end the training."""
         try:
-            action()
+            with environment():
+                action()
         except Exception as error:
             self.run = None
             lines = str(error).strip().splitlines() or [type(error).__name__]
-            path = str(self.directory.path)
+            path = str(self.folder.path)
             later = ["mixfl", "run", "--config", f"{path}/config.toml", "--out", path]
-            self.note(
-                f"MLflow failed ({lines[0][:200]}): going on without it. What is missing there is "
-                f"logged later by: {shlex.join(later)} --resume --track mlflow"
+            self.say(
+                f"MLflow failed ({lines[0][:200]}): going on without it. To log what is missing "
+                f"there later: {shlex.join(later)} --resume --track mlflow"
             )
 
-    def _begin(self, experiment, config, rows):
+    def _begin(self, start):
         with one_at_a_time():
             self.client = self.make_client()
-        found = self._found()
-        if found is None:
-            found = self.client.create_run(
-                self._experiment(experiment), run_name=self.directory.path.resolve().name
+        run = self._earlier_run()
+        if run is None:
+            run = self.client.create_run(
+                self._experiment(start.experiment), run_name=self.folder.path.resolve().name
             )
-            content = json.dumps({"run_id": found.info.run_id}) + "\n"
-            write_whole(self.directory.path / "mlflow.json", content.encode())
-        elif found.info.status == "FINISHED":
+            content = json.dumps({"run_id": run.info.run_id}) + "\n"
+            write_whole(self.folder.path / "mlflow.json", content.encode())
+        elif run.info.status == "FINISHED":
             return
-        self.run = found.info.run_id
-        if found.info.status != "RUNNING":
+        self.run = run.info.run_id
+        if run.info.status != "RUNNING":
             self.client.update_run(self.run, status="RUNNING")
-        if not found.data.params:
+        if not run.data.params:
             from mlflow.entities import Param
 
-            params = [Param(key, str(value)) for key, value in config.items()]
+            params = [Param(key, str(value)) for key, value in start.config.items()]
             self.client.log_batch(self.run, params=params)
-        # The last key of every row.
+        # The last key of every row: a row that has it is complete.
         history = self.client.get_metric_history(self.run, "time/round_ms")
         self.logged = max((metric.step for metric in history), default=0)
-        for row in rows:
+        for row in start.rows:
             if row["round"] > self.logged:
                 self._add(row)
 
-    def _found(self) -> Any:
-        """The run that was begun earlier, if the store has it."""
+    def _earlier_run(self) -> Any:
+        """The run in MLflow that this run had before, if the store still has it."""
         from mlflow import MlflowException
 
         try:
-            run_id = json.loads((self.directory.path / "mlflow.json").read_bytes())["run_id"]
-            found = self.client.get_run(run_id)
+            run_id = json.loads((self.folder.path / "mlflow.json").read_bytes())["run_id"]
+            run = self.client.get_run(run_id)
         except (FileNotFoundError, ValueError, TypeError, KeyError):
             return None
         except MlflowException as error:
             if error.error_code not in ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE"):
                 raise
             return None
-        return found if found.info.lifecycle_stage == "active" else None
+        return run if run.info.lifecycle_stage == "active" else None
 
     def _experiment(self, name: str) -> str:
         from mlflow import MlflowException
@@ -137,14 +146,14 @@ class MLflow(Tracker):
         if chosen:
             return chosen
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or name
-        found = self.client.get_experiment_by_name(name)
+        known = self.client.get_experiment_by_name(name)
         try:
-            return found.experiment_id if found else self.client.create_experiment(name)
+            return known.experiment_id if known else self.client.create_experiment(name)
         except MlflowException:
-            found = self.client.get_experiment_by_name(name)  # another process has made it
-            if found is None:
+            known = self.client.get_experiment_by_name(name)  # another process has made it
+            if known is None:
                 raise
-            return found.experiment_id
+            return known.experiment_id
 
     def _add(self, row):
         from mlflow.entities import Metric
@@ -160,8 +169,8 @@ class MLflow(Tracker):
 
     def _end(self, error):
         if error is None:
-            for name in (*self.directory.files, "config.toml", "model.safetensors"):
-                self.client.log_artifact(self.run, str(self.directory.path / name))
+            for name in (*self.folder.files, "config.toml", "model.safetensors"):
+                self.client.log_artifact(self.run, str(self.folder.path / name))
             status = "FINISHED"
         else:
             status = "KILLED" if isinstance(error, Interrupted | KeyboardInterrupt) else "FAILED"
@@ -170,20 +179,20 @@ class MLflow(Tracker):
 
 @contextlib.contextmanager
 def one_at_a_time():
-    """A client makes MLflow's database if there is none. Runs that begin together, as those of a
-    comparison, would do so together, and leave one that is broken."""
+    """A client creates MLflow's database if there is none. Runs that begin together, as in a
+    comparison, would create it at the same time and leave it broken."""
     with contextlib.ExitStack() as stack:
-        with contextlib.suppress(OSError):  # not every file system has locks, or can be written
+        with contextlib.suppress(OSError):  # the file system may have no locks, or be read-only
             fcntl.flock(stack.enter_context(lock_file("mlflow")), fcntl.LOCK_EX)
         yield
 
 
 def lock_file(name: str) -> IO:
-    """In a folder that is the user's alone: whoever can open a file can hold its lock."""
+    """In a folder that only the user can open: whoever can open a file can hold its lock."""
     folder = own_cache() / "locks"
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.stat().st_uid != os.getuid():
-        raise PermissionError(f"{folder} belongs to somebody else")
+        raise PermissionError(f"{folder} belongs to another user")
     folder.chmod(0o700)
     return open(folder / name, "a")
 

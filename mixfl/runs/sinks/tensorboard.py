@@ -6,29 +6,34 @@ from pathlib import Path
 from typing import Any
 
 from mixfl.runs.files import append_whole, disk_error
+from mixfl.runs.sinks.base import Sink
 
 
-class Events:
-    """The metrics for TensorBoard, a file per start of the run.
+class TensorBoard(Sink):
+    """Events, in a new file each time the run starts.
 
-    Written at once: tensorboardX's own writer works in the background, so that a kill loses
-    what its queue holds, and a full disk stops it for good.
+    They are written at once. tensorboardX's own writer works in the background: a kill loses what
+    is in its queue, and a full disk stops it for good.
     """
 
-    def __init__(self, path: Path, start: int):
+    def __init__(self, path: Path):
+        self.path = path
+
+    def begin(self, start):
         from tensorboardX.proto.event_pb2 import Event, SessionLog
 
-        self.file = path / f"events.out.tfevents.{int(time.time()):010d}.mixfl.{start:08d}"
+        name = f"events.out.tfevents.{int(time.time()):010d}.mixfl.{start.round:08d}"
+        self.file = self.path / name
         try:
-            path.mkdir(exist_ok=True)
-            self.file.open("ab").close()  # there already, if it is begun twice in a second
+            self.path.mkdir(exist_ok=True)
+            self.file.open("ab").close()  # it exists if the run starts twice in a second
         except OSError as error:
             raise disk_error(self.file, error) from None
         self._add(Event(file_version="brain.Event:2"))
-        # What an earlier process wrote of the rounds that are made again is hidden.
-        self._add(Event(step=start + 1, session_log=SessionLog(status=SessionLog.START)))
+        # Hides what an earlier process wrote about the rounds that are made again.
+        self._add(Event(step=start.round + 1, session_log=SessionLog(status=SessionLog.START)))
 
-    def add(self, row: dict[str, Any]) -> None:
+    def evaluated(self, row):
         from tensorboardX.proto.event_pb2 import Event
         from tensorboardX.proto.summary_pb2 import Summary
 

@@ -1,4 +1,4 @@
-"""Progress of a run: a bar on a terminal, plain lines elsewhere, nothing where not wanted."""
+"""Progress of a run: a bar on a terminal, plain lines elsewhere, or nothing."""
 
 import contextlib
 import sys
@@ -6,7 +6,9 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-# Shown while training, in this order, as far as a problem reports them.
+from mixfl.runs.sinks.base import Sink
+
+# Shown while training, in this order, if a problem reports them.
 SHOWN = ("eval/loss", "eval/auc", "eval/accuracy", "eval/central/accuracy", "eval/recall@10")
 
 WITHIN_SECONDS = 20  # between lines about a long round
@@ -28,32 +30,39 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
 
 
-class Quiet:
-    def start(self, label: str, done: int, total: int) -> None: ...
-    def advance(self, done: int) -> None: ...
-    def within(self, round: int, part: float, words: str) -> None: ...
-    def evaluated(self, row: dict[str, Any]) -> None: ...
-    def note(self, message: str) -> None: ...
-    def stop(self) -> None: ...
+class Quiet(Sink):
+    """Shows nothing. Others show the notes of a start once, also for several runs."""
+
+    told: frozenset[str] = frozenset()
+
+    def begin(self, start):
+        for message in start.notes:
+            if message not in self.told:
+                self.note(message)
+        self.told |= {*start.notes}
 
 
 class Plain(Quiet):
     """A line per evaluation."""
 
-    def start(self, label, done, total):
-        self.label, self.total, self.first = label, total, None
+    label = "mixfl"
+
+    def begin(self, start):
+        self.label, self.total, self.first = start.label, start.rounds, None
         self.said = time.perf_counter()
+        super().begin(start)
 
-    def advance(self, done):
-        if self.first is None:  # the first round has the compilation in it
-            self.first, self.begun = done, time.perf_counter()
-        self.done = done
+    def advance(self, round):
+        if self.first is None:  # the first round includes the compilation
+            self.first, self.begun = round, time.perf_counter()
+        self.done = round
 
-    def within(self, round, part, words):
+    def within(self, progress):
         now = time.perf_counter()
         if now - self.said > WITHIN_SECONDS:
             self.said = now
-            print(f"{self.label}: round {round + 1}/{self.total}: {words}", flush=True)
+            where = f"round {progress.round + 1}/{self.total}"
+            print(f"{self.label}: {where}: {progress.words}", flush=True)
 
     def evaluated(self, row):
         # Rounds after the evaluated one may be done by now.
@@ -65,7 +74,7 @@ class Plain(Quiet):
         )
 
     def note(self, message):
-        print(f"{getattr(self, 'label', 'mixfl')}: {message}", file=sys.stderr, flush=True)
+        print(f"{self.label}: {message}", file=sys.stderr, flush=True)
 
 
 class Bar(Quiet):
@@ -75,8 +84,9 @@ class Bar(Quiet):
         from rich.console import Console
 
         self.console = Console()
+        self.progress: Any = None
 
-    def start(self, label, done, total):
+    def begin(self, start):
         from rich.progress import (
             BarColumn,
             MofNCompleteColumn,
@@ -91,15 +101,19 @@ class Bar(Quiet):
             MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("left"), TimeRemainingColumn(),
             TextColumn("{task.fields[metrics]}"), console=self.console,
         )  # fmt: skip
-        self.task = self.progress.add_task(label, total=total, completed=done, metrics="")
+        self.task = self.progress.add_task(
+            start.label, total=start.rounds, completed=start.round, metrics=""
+        )
         self.progress.start()
+        super().begin(start)
 
-    def advance(self, done):
-        self.progress.update(self.task, completed=done)
+    def advance(self, round):
+        self.progress.update(self.task, completed=round)
 
-    def within(self, round, part, words):
+    def within(self, progress):
         # A round counts as done when its numbers are there.
-        self.progress.update(self.task, completed=round + 0.99 * part, metrics=words)
+        done = progress.round + 0.99 * progress.share
+        self.progress.update(self.task, completed=done, metrics=progress.words)
 
     def evaluated(self, row):
         self.progress.update(self.task, metrics=summary(row))
@@ -107,8 +121,9 @@ class Bar(Quiet):
     def note(self, message):
         self.console.print(message, style="yellow", highlight=False, markup=False)
 
-    def stop(self):
-        self.progress.stop()
+    def ended(self, error):
+        if self.progress is not None:
+            self.progress.stop()
 
 
 def reporter(show: bool | None = None) -> Quiet:
@@ -121,7 +136,7 @@ def reporter(show: bool | None = None) -> Quiet:
 
 @contextlib.contextmanager
 def steps() -> Iterator[Callable[[int, int, str], None]]:
-    """Progress of work in steps: report(done, total, what). Lines off a terminal, one per step."""
+    """Progress of work in steps: report(done, total, what). A line per step without a terminal."""
     if not sys.stdout.isatty():
         said: set[str] = set()
 

@@ -1,0 +1,72 @@
+"""The keys of a run, merged in one place. Later ones override earlier ones:
+
+    the keys' defaults, the problem's own settings, the preset, the preset's part for the
+    algorithm, a configuration file, what is set by hand
+
+A key that is unknown, or has no effect on the algorithm, is an error.
+"""
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from mixfl.algorithms import recipe as find_recipe
+from mixfl.algorithms.contract import Recipe
+from mixfl.errors import MixflError, unknown
+from mixfl.problem import Problem
+from mixfl.settings import KEYS, Settings, check_keys
+from mixfl.tasks import Task, find, read_toml
+
+NONE: Mapping[str, Any] = MappingProxyType({})
+
+
+def chosen_keys(
+    task: str, algorithm: str, preset: str | None, config: Mapping[str, Any],
+    given: Mapping[str, Any], shared_with: Iterable[str] = (),
+) -> dict[str, Any]:  # fmt: skip
+    """What the preset, a file and the user say about a run of a task. No data is read for it."""
+    known, recipe = find(task), find_recipe(algorithm)
+    return merged(
+        recipe, given, preset=preset_keys(known, preset, algorithm), config=config,
+        options=known.options, shared_with=shared_with, where=f" on {task}",
+    )  # fmt: skip
+
+
+def merged(
+    recipe: Recipe, given: Mapping[str, Any], *, preset: Mapping[str, Any] = NONE,
+    config: Mapping[str, Any] = NONE, options: Iterable[str] = (),
+    shared_with: Iterable[str] = (), where: str = "",
+) -> dict[str, Any]:  # fmt: skip
+    """All but the defaults and the problem's own settings, which `settings_of` puts beneath.
+
+    `given` is set by hand, and so are the settings of the recipe. These and `config` must have an
+    effect on the algorithm or on one of `shared_with`. `options` are the task's own keys."""
+    given = {**recipe.settings, **given}
+    uses = recipe.uses.union(options, *(find_recipe(other).uses for other in shared_with))
+    for keys in (given, config):
+        check_keys(keys, valid={*KEYS, *options}, used=uses, by=f"'{recipe.id}'{where}")
+    return {**preset, **config, **given}
+
+
+def settings_of(
+    problem: Problem, recipe: Recipe, keys: Mapping[str, Any]
+) -> tuple[Problem, Settings]:
+    """The settings of a run with these keys, and the problem with the weights that they set."""
+    check_keys(problem.settings, valid=KEYS)
+    keys = {**problem.settings, **keys}
+    s = Settings(**{k: v for k, v in keys.items() if k in KEYS and k in recipe.uses})
+    return problem.weighted(s.w_f, s.w_c), s
+
+
+def preset_keys(task: Task, preset: str | None, algorithm: str) -> dict[str, Any]:
+    if preset is None:
+        if "cpu" not in task.presets:
+            return {}
+        preset = "cpu"
+    if preset not in task.presets:
+        if not task.presets:
+            raise MixflError(f"{task.name} has no presets: leave --preset out, use --set.")
+        raise unknown("preset", preset, task.presets)
+    keys = read_toml(task.presets[preset])
+    special = keys.pop("algorithm", {}).get(algorithm, {})
+    return keys | special
