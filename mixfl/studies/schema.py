@@ -1,90 +1,190 @@
-"""What a study's file may say and must say (docs/experiments.md): a slip is named before the first
-run begins."""
+"""What a study's file must have and may have (docs/experiments.md).
+
+Mistakes are reported before the first run begins.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from mixfl.errors import MixflError, unknown
+from msgspec import Struct
 
-# By table: what it must have, what it may have.
-STUDY = (("title",), ("text", "task", "data", "quick", "full", "series", "show", "claim", "bounds"))
-SCALE = ((), ("preset", "trials", "round_ms", "keys", "real"))
-SERIES = (("algorithms",), ("name", "task", "keys", "over", "zip", "trials"))
-CLAIM = (("number", "says", "checks"), ())
-SHOWS: Mapping[str, tuple] = {
-    "curves": (("metrics",), ("series", "log", "panel_per")),
-    "final": (("metric", "key"), ("series", "at", "log")),
-    "table": (("metrics",), ("series",)),
-    "largest": (("metrics",), ("series",)),
-    "costs": (("tables",), ()),
-    "bounds": (("table", "columns"), ()),
-}
-CHECKS: Mapping[str, tuple] = {
-    "better": (("metric",), ("of", "than", "each", "at", "same")),
-    "close": (("metric", "within"), ("of", "than", "each", "at")),
-    "reaches": (("metric", "within"), ("of", "than", "each", "at")),
-    "often": (("metric",), ("of", "than", "each", "at")),
-    "contrast": (("metric", "of", "less", "than"), ("at",)),
-    "above": (("metric", "of", "limit"), ("at",)),
-    "below": (("metric", "of", "limit"), ("at",)),
-    "order": (("metric", "key", "of", "limit"), ()),
-    "saving": (("what", "how", "limit"), ()),
-}
+from mixfl.errors import MixflError
+from mixfl.validation import Count, NotNegative, check_tables
+
+Names = str | list[str]
+Part = Literal["end", "early", "curve", "largest"]
 
 
-def check(content: Mapping[str, Any], path: Path, scales: tuple[str, ...]) -> None:
-    """Of a study's file."""
-    here = path.name
-    _table(content, STUDY, here)
-    for scale in scales:
-        _scale(content.get(scale, {}), SCALE, f"[{scale}] of {here}")
-    for series in _tables(content, "series", here):
-        where = f"[[series]] of {here}"
-        must, may = SERIES
-        _table(series, (must, (*may, *scales)), where)
-        for scale in scales:
-            _scale(series.get(scale, {}), ((), (*may, "real")), f"{scale} in {where}")
-    for show in _tables(content, "show", here):
-        _kind(show, SHOWS, f"[[show]] of {here}", ("label", "title", "text"))
-    for claim in _tables(content, "claim", here):
-        _table(claim, CLAIM, f"[[claim]] of {here}")
-        for one in _tables(claim, "checks", here):
-            where = f"a check of claim {claim['number']} of {here}"
-            _kind(one, CHECKS, where)
-            pair = CHECKS[one["kind"]][1][:3] == ("of", "than", "each")
-            if pair and not ("each" in one or {"of", "than"} <= set(one)):
-                raise MixflError(f"{where} compares nothing: give `of` and `than`, or `each`.")
+class Table(Struct, forbid_unknown_fields=True):
+    """A field without a default is required."""
 
 
-def _tables(content: Mapping[str, Any], key: str, where: str) -> list[dict]:
-    found = content.get(key, [])
-    if not isinstance(found, list) or not all(isinstance(t, dict) for t in found):
-        raise MixflError(f"{key} of {where}: expected tables, [[{key}]].")
-    return found
+class Scale(Table):
+    preset: str = ""
+    trials: Count = 3
+    round_ms: NotNegative = 0.0
+    keys: dict[str, Any] = {}
 
 
-def _scale(found: Any, keys: tuple, where: str) -> None:
-    _table(found, keys, where)
-    if "real" in found:
-        _table(found["real"], ((), tuple(k for k in keys[1] if k != "real")), f"real, {where}")
+class FullScale(Scale):
+    real: Scale | None = None
 
 
-def _kind(found: Mapping[str, Any], kinds: Mapping[str, tuple], where: str, more=()) -> None:
-    if found.get("kind") not in kinds:
-        raise unknown(f"kind in {where}:", found.get("kind"), kinds)
-    must, may = kinds[found["kind"]]
-    label = ("label",) if "label" in more else ()
-    _table(found, (("kind", *label, *must), (*more, *may)), where)
+class Changes(Table):
+    name: str = ""
+    task: str = ""
+    keys: dict[str, Any] = {}
+    over: dict[str, list[Any]] = {}
+    zip: bool = False
+    trials: Count = 3
 
 
-def _table(found: Any, keys: tuple, where: str) -> None:
-    if not isinstance(found, dict):
-        raise MixflError(f"{where}: expected a table, found {found!r}.")
-    must, may = keys
-    for key in must:
-        if key not in found:
-            raise MixflError(f"{where} has no `{key}`.")
-    for key in found:
-        if key not in (*must, *may):
-            raise unknown(f"key in {where}:", key, (*must, *may))
+class ScaledChanges(Changes):
+    real: Changes | None = None
+
+
+class Series(Changes, kw_only=True):
+    algorithms: list[str]
+    quick: ScaledChanges | None = None
+    full: ScaledChanges | None = None
+
+
+# What to show: a class for each kind, whose name it has
+
+
+class Show(Table, tag_field="kind", tag=str.lower):
+    label: str
+    title: str = ""
+    text: str = ""
+
+
+class Curves(Show, kw_only=True):
+    metrics: list[str]
+    series: Names | None = None
+    log: bool = False
+    panel_per: Literal["algorithm"] | None = None
+
+
+class Final(Show, kw_only=True):
+    metric: str
+    key: str
+    series: Names | None = None
+    at: Part = "end"
+    log: bool = False
+
+
+class OfMetrics(Show, kw_only=True):
+    metrics: list[str]
+    series: Names | None = None
+
+
+class TableOf(OfMetrics, tag="table"):
+    pass
+
+
+class Largest(OfMetrics):
+    pass
+
+
+class Costs(Show, kw_only=True):
+    tables: list[int]
+
+
+class Bounds(Show, kw_only=True):
+    table: int
+    columns: list[str]
+
+
+# Checks of a claim (claims.py)
+
+
+class Check(Table, tag_field="kind", tag=str.lower):
+    pass
+
+
+class OfMetric(Check):
+    metric: str
+    at: Part = "end"
+
+
+class Pair(OfMetric):
+    of: Names | None = None
+    than: str | None = None
+    each: list[str] | None = None
+
+
+class Better(Pair):
+    same: float = 0.0
+
+
+class Often(Pair):
+    pass
+
+
+class Close(Pair, kw_only=True):
+    within: float
+
+
+class Reaches(Pair, kw_only=True):
+    within: float
+
+
+class Contrast(OfMetric, kw_only=True):
+    of: str
+    less: str
+    than: list[str]
+
+
+class Above(OfMetric, kw_only=True):
+    of: Names
+    limit: float
+
+
+class Below(OfMetric, kw_only=True):
+    of: Names
+    limit: float
+
+
+class Order(Check):
+    metric: str
+    key: str
+    of: list[str]
+    limit: float
+
+
+class Saving(Check):
+    what: str
+    how: Names
+    limit: float
+
+
+class Claim(Table):
+    number: int | str
+    says: str
+    checks: list[Better | Often | Close | Reaches | Contrast | Above | Below | Order | Saving]
+
+
+class StudyFile(Table):
+    title: str
+    text: str = ""
+    task: str = ""
+    data: str = ""
+    quick: FullScale | None = None
+    full: FullScale | None = None
+    series: list[Series] = []
+    show: list[Curves | Final | TableOf | Largest | Costs | Bounds] = []
+    claim: list[Claim] = []
+    bounds: dict[str, float] = {}
+
+
+def check(content: Mapping[str, Any], path: Path) -> None:
+    """Check the content of a study's file."""
+    file = check_tables(content, StudyFile, path.name)
+    for claim in file.claim:
+        for one in claim.checks:
+            if isinstance(one, Pair) and not one.each and not (one.of and one.than):
+                raise MixflError(
+                    f"a check of claim {claim.number} of {path.name} compares nothing: give `of` "
+                    "and `than`, or `each`."
+                )

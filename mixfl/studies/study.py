@@ -106,7 +106,7 @@ def files() -> list[Path]:
 
 def read(path: Path, scale: str, data: Path | None) -> Study:
     content = read_toml(path)
-    check(content, path, SCALES)
+    check(content, path)
     task = place(content.get("task", ""), path)
     real = real_data(task, data)
     at = scaled(content, scale, real)

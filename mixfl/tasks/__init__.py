@@ -1,8 +1,8 @@
 """The paper's tasks, and problems of the user's own, by one kind of name.
 
-A task is a module with `Options` (a dataclass of its own keys, each made by `key` with what it
-means) and `problem(options, data)`; its presets are TOML files in `<task>/presets/`. A user's
-problem is named `path.py:problem`.
+A task is a module with `Options` (a dataclass of its own keys, see mixfl/validation.py) and
+`problem(options, data)`. Its presets are TOML files in `<task>/presets/`. A user's problem is named
+`path.py:problem`.
 """
 
 import dataclasses
@@ -31,11 +31,6 @@ class Task:
     build: Callable[[dict[str, Any], Path | None], Problem]  # options, data -> problem
     presets: dict[str, Path]
     help: dict[str, str] = field(default_factory=dict)  # what its keys mean
-
-
-def key(default: Any, help: str) -> Any:
-    """A field of a task's `Options`; `mixfl keys TASK` prints the help."""
-    return field(default=default, metadata={"help": help})
 
 
 def check_name(name: str) -> None:

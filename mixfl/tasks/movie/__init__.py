@@ -13,21 +13,21 @@ An example scores by the cosine of the left tower and the next movie's row.
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from msgspec import Meta
 
 from mixfl.data.examples import ClientData, Column, Examples
 from mixfl.data.synthetic.ratings import ratings
-from mixfl.errors import MixflError, unknown
+from mixfl.errors import MixflError
 from mixfl.problem import Central, Federated, Problem
-from mixfl.tasks import key
 from mixfl.tasks.chunks import over_chunks
-from mixfl.tasks.options import VALIDATION_HELP, check, check_flags
+from mixfl.tasks.options import VALIDATION_HELP
+from mixfl.validation import Auto, Index, Share, check_fields, key
 
-SPLITS = ("test", "validation")
 # The paper's users: 3865 train, 483 are for validation, 483 for tests, 1209 are datacenter data.
 USERS, TRAIN, HELD_OUT = 6040, 3865, 483
 TOP = 10
@@ -39,35 +39,34 @@ EVAL_CHUNK = 256  # scores of so many examples stay in the cache
 
 @dataclass(frozen=True)
 class Options:
-    embedding: int = key(16, "dimensions of a movie's embedding")
-    margin: float = key(0.9, "of the hinge loss")
-    spreadout: float | str = key("auto", "lambda, the regularizer's strength; auto: 40 / movies")
-    largest_id: int | str = key("auto", "of the movies; auto: the data's")
-    split: str = key("test", "users to evaluate on: test or validation")
+    embedding: Annotated[int, Meta(ge=1, le=4096)] = key(16, "dimensions of a movie's embedding")
+    margin: Annotated[float, Meta(ge=-1, le=1)] = key(0.9, "of the hinge loss")
+    spreadout: Annotated[float, Meta(ge=0, le=1e6)] | Auto = key(
+        "auto", "lambda, the regularizer's strength; auto: 40 / movies"
+    )
+    largest_id: Annotated[int, Meta(ge=1, le=10**8)] | Auto = key(
+        "auto", "of the movies; auto: the data's"
+    )
+    split: Literal["test", "validation"] = key("test", "users to evaluate on: test or validation")
     validation: bool = key(False, VALIDATION_HELP)
     count_context: bool = key(True, "are movies of the context candidates of recall@10?")
-    eval_examples: int = key(100_000, "examples to evaluate on, at most")
-    users: int = key(1000, "of the synthetic data, held-out ones included")
-    movies: int = key(1000, "of the synthetic data")
-    per_user: int = key(100, "ratings of a synthetic user, on average")
-    difficulty: float = key(0.5, "of the synthetic data, 0 to 1")
-    data_seed: int = key(0, "of the synthetic data and of the split of users")
+    eval_examples: Annotated[int, Meta(ge=1, le=10**9)] = key(
+        100_000, "examples to evaluate on, at most"
+    )
+    users: Annotated[int, Meta(ge=13, le=10**6)] = key(
+        1000, "of the synthetic data, held-out ones included"
+    )
+    movies: Annotated[int, Meta(ge=50, le=10**6)] = key(1000, "of the synthetic data")
+    per_user: Annotated[int, Meta(ge=20, le=10**5)] = key(
+        100, "ratings of a synthetic user, on average"
+    )
+    difficulty: Share = key(0.5, "of the synthetic data, 0 to 1")
+    data_seed: Index = key(0, "of the synthetic data and of the split of users")
 
     def __post_init__(self):
-        if self.split not in SPLITS:
-            raise unknown("value of split", self.split, SPLITS)
-        check_flags(self, "count_context", "validation")
+        check_fields(self)
         if self.validation and self.split == "validation":
             raise MixflError("validation = true needs split = test: give one of the two.")
-        if self.largest_id != "auto":
-            check(self, int, largest_id=(1, 10**8))
-        if self.spreadout != "auto":
-            check(self, float, spreadout=(0, 1e6))
-        check(
-            self, int, embedding=(1, 4096), eval_examples=(1, 10**9), users=(13, 10**6),
-            movies=(50, 10**6), per_user=(20, 10**5), data_seed=(0, 2**63),
-        )  # fmt: skip
-        check(self, float, margin=(-1, 1), difficulty=(0, 1))
 
     def strength(self, movies: int) -> float:
         """Of the regularizer. Its pull on a movie does not depend on their number, that of the

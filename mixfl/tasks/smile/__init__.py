@@ -8,48 +8,47 @@ it was not trained on.
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from msgspec import Meta
 
 from mixfl.data.examples import ClientData, Examples
 from mixfl.data.synthetic.faces import faces
-from mixfl.errors import MixflError, unknown
+from mixfl.errors import MixflError
 from mixfl.problem import Central, Federated, Problem
-from mixfl.tasks import key
 from mixfl.tasks.chunks import over_chunks
-from mixfl.tasks.options import VALIDATION_HELP, check, check_flags, set_aside
+from mixfl.tasks.options import VALIDATION_HELP, Width, set_aside
+from mixfl.validation import Index, Share, check_fields, key
 
-INPUTS = ("standardized", "central", "unit")
 EVAL_CHUNK = 1000
 
 
 @dataclass(frozen=True)
 class Options:
-    hidden: int = key(64, "units of the hidden layer")
-    inputs: str = key(
+    hidden: Width = key(64, "units of the hidden layer")
+    inputs: Literal["standardized", "central", "unit"] = key(
         "standardized",
         "standardized per pixel, with federated sums; central: by central data alone; unit: [0, 1]",
     )
-    image_size: int = key(84, "side of the synthetic faces, in pixels")
-    clients: int = key(300, "synthetic clients, held-out ones included")
-    per_client: int = key(30, "images per synthetic client, both labels")
-    difficulty: float = key(0.5, "of the synthetic faces, 0 to 1")
-    held_out: float = key(0.2, "part of the clients that is for evaluation")
+    image_size: Annotated[int, Meta(ge=8, le=512)] = key(
+        84, "side of the synthetic faces, in pixels"
+    )
+    clients: Annotated[int, Meta(ge=2, le=10**6)] = key(
+        300, "synthetic clients, held-out ones included"
+    )
+    per_client: Annotated[int, Meta(ge=2, le=10**6)] = key(
+        30, "images per synthetic client, both labels"
+    )
+    difficulty: Share = key(0.5, "of the synthetic faces, 0 to 1")
+    held_out: Share = key(0.2, "part of the clients that is for evaluation")
     validation: bool = key(False, VALIDATION_HELP)
-    data_seed: int = key(0, "seed of the synthetic faces and of the clients held out")
+    data_seed: Index = key(0, "seed of the synthetic faces and of the clients held out")
 
     def __post_init__(self):
-        if self.inputs not in INPUTS:
-            raise unknown("value of inputs", self.inputs, INPUTS)
-        check(
-            self, int, hidden=(1, 65536), image_size=(8, 512), clients=(2, 10**6),
-            per_client=(2, 10**6), data_seed=(0, 2**63),
-        )  # fmt: skip
-        check(self, float, difficulty=(0, 1), held_out=(0, 1))
-        check_flags(self, "validation")
+        check_fields(self)
 
 
 def problem(options: Options = Options(), data: Path | None = None) -> Problem:  # noqa: B008

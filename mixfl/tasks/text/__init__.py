@@ -7,54 +7,59 @@ is judged on clients and articles that it was not trained on.
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from msgspec import Meta
 
 from mixfl.data.examples import ClientData, Examples
 from mixfl.data.split import held_out_clients
 from mixfl.data.synthetic.text import texts
-from mixfl.errors import MixflError, unknown
+from mixfl.errors import MixflError
 from mixfl.problem import Central, Federated, Problem
-from mixfl.tasks import key
 from mixfl.tasks.chunks import over_chunks
-from mixfl.tasks.options import VALIDATION_HELP, check, check_flags, set_aside
+from mixfl.tasks.options import VALIDATION_HELP, Width, set_aside
 from mixfl.tasks.text import char_model
 from mixfl.tasks.text.vocabulary import FILE, TFF, UNKNOWN, Vocabulary
+from mixfl.validation import Index, Share, check_fields, key
 
-VOCABULARIES = ("central", "tff")
 WEIGHTS = {"federated": 0.73, "central": 0.27}  # the paper's, in training and in the mixture
 EVAL_CHUNK = 250
 
 
 @dataclass(frozen=True)
 class Options:
-    embedding: int = key(64, "numbers in the embedding of a character")
-    hidden: int = key(64, "units of the GRU")
-    embedding_scale: float = key(1.0, "the embedding begins uniform between -this and this")
-    vocabulary: str = key("central", "characters of the central data; or tff: TFF's 86")
-    vocabulary_size: int = key(100, "characters of the central data at most")
-    held_out: float = key(0.1, "part of the clients and articles that is for evaluation")
+    embedding: Width = key(64, "numbers in the embedding of a character")
+    hidden: Width = key(64, "units of the GRU")
+    embedding_scale: Annotated[float, Meta(ge=0, le=100)] = key(
+        1.0, "the embedding begins uniform between -this and this"
+    )
+    vocabulary: Literal["central", "tff"] = key(
+        "central", "characters of the central data; or tff: TFF's 86"
+    )
+    vocabulary_size: Annotated[int, Meta(ge=1, le=30000)] = key(
+        100, "characters of the central data at most"
+    )
+    held_out: Share = key(0.1, "part of the clients and articles that is for evaluation")
     validation: bool = key(False, VALIDATION_HELP)
-    eval_sequences: int = key(1000, "sequences of each split that are evaluated at most")
-    clients: int = key(250, "synthetic clients, held-out ones included")
-    per_client: int = key(80, "sequences per synthetic client")
-    articles: int = key(8000, "sequences of the synthetic central data")
-    length: int = key(100, "characters of a synthetic sequence")
-    difficulty: float = key(0.5, "of the synthetic text, 0 to 1")
-    data_seed: int = key(0, "seed of the synthetic text and of what is held out and evaluated")
+    eval_sequences: Annotated[int, Meta(ge=1, le=10**9)] = key(
+        1000, "sequences of each split that are evaluated at most"
+    )
+    clients: Annotated[int, Meta(ge=2, le=10**6)] = key(
+        250, "synthetic clients, held-out ones included"
+    )
+    per_client: Annotated[int, Meta(ge=1, le=10**6)] = key(80, "sequences per synthetic client")
+    articles: Annotated[int, Meta(ge=2, le=10**8)] = key(
+        8000, "sequences of the synthetic central data"
+    )
+    length: Annotated[int, Meta(ge=1, le=10**6)] = key(100, "characters of a synthetic sequence")
+    difficulty: Share = key(0.5, "of the synthetic text, 0 to 1")
+    data_seed: Index = key(0, "seed of the synthetic text and of what is held out and evaluated")
 
     def __post_init__(self):
-        if self.vocabulary not in VOCABULARIES:
-            raise unknown("value of vocabulary", self.vocabulary, VOCABULARIES)
-        check(
-            self, int, embedding=(1, 65536), hidden=(1, 65536), vocabulary_size=(1, 30000),
-            eval_sequences=(1, 10**9), clients=(2, 10**6), per_client=(1, 10**6),
-            articles=(2, 10**8), length=(1, 10**6), data_seed=(0, 2**63),
-        )  # fmt: skip
-        check(self, float, embedding_scale=(0, 100), difficulty=(0, 1), held_out=(0, 1))
-        check_flags(self, "validation")
+        check_fields(self)
 
 
 def problem(options: Options = Options(), data: Path | None = None) -> Problem:  # noqa: B008
