@@ -156,6 +156,8 @@ def _wrong_at(path: list, value: Any, type: types.Type, name: str, file: str) ->
     """The error at msgspec's path from `value`, whose own path is `name`."""
     where = f"{name} of {file}" if name else file
     members = type.types if isinstance(type, types.UnionType) else (type,)
+    members = tuple(t for t in members if not isinstance(t, types.NoneType))
+    type = members[0] if len(members) == 1 else type
     structs = {t.tag: t for t in members if isinstance(t, types.StructType)}
     if not structs:
         if path and isinstance(type, types.ListType):

@@ -3,187 +3,83 @@
 Mistakes are reported before the first run begins.
 """
 
+import functools
+import operator
 from collections.abc import Mapping
 from pathlib import Path
+from types import GenericAlias
 from typing import Any, Literal
 
-from msgspec import Struct
+from msgspec import defstruct
 
 from mixfl.errors import MixflError
 from mixfl.validation import Count, NotNegative, check_tables
 
-Names = str | list[str]
-Part = Literal["end", "early", "curve", "largest"]
+
+def table(name: str, must: Mapping[str, Any], may: Mapping[str, Any], **config) -> Any:
+    """A type of table: the keys that it must have and may have, and their types."""
+    fields: list[Any] = [*must.items(), *((key, type | None, None) for key, type in may.items())]
+    return defstruct(name, fields, forbid_unknown_fields=True, kw_only=True, **config)
 
 
-class Table(Struct, forbid_unknown_fields=True):
-    """A field without a default is required."""
+def tables(type: Any) -> Any:
+    return GenericAlias(list, (type,))
 
 
-class Scale(Table):
-    preset: str = ""
-    trials: Count = 3
-    round_ms: NotNegative = 0.0
-    keys: dict[str, Any] = {}
+def kinds(shared: tuple[dict, dict], **tables: tuple[dict, dict]) -> Any:
+    """Types of tables that differ by their `kind`."""
+    (must, may), each = shared, tables.items()
+    types = [table(k, must | a, may | b, tag_field="kind", tag=k) for k, (a, b) in each]
+    return functools.reduce(operator.or_, types)
 
 
-class FullScale(Scale):
-    real: Scale | None = None
-
-
-class Changes(Table):
-    name: str = ""
-    task: str = ""
-    keys: dict[str, Any] = {}
-    over: dict[str, list[Any]] = {}
-    zip: bool = False
-    trials: Count = 3
-
-
-class ScaledChanges(Changes):
-    real: Changes | None = None
-
-
-class Series(Changes, kw_only=True):
-    algorithms: list[str]
-    quick: ScaledChanges | None = None
-    full: ScaledChanges | None = None
-
-
-# What to show: a class for each kind, whose name it has
-
-
-class Show(Table, tag_field="kind", tag=str.lower):
-    label: str
-    title: str = ""
-    text: str = ""
-
-
-class Curves(Show, kw_only=True):
-    metrics: list[str]
-    series: Names | None = None
-    log: bool = False
-    panel_per: Literal["algorithm"] | None = None
-
-
-class Final(Show, kw_only=True):
-    metric: str
-    key: str
-    series: Names | None = None
-    at: Part = "end"
-    log: bool = False
-
-
-class OfMetrics(Show, kw_only=True):
-    metrics: list[str]
-    series: Names | None = None
-
-
-class TableOf(OfMetrics, tag="table"):
-    pass
-
-
-class Largest(OfMetrics):
-    pass
-
-
-class Costs(Show, kw_only=True):
-    tables: list[int]
-
-
-class Bounds(Show, kw_only=True):
-    table: int
-    columns: list[str]
-
-
-# Checks of a claim (claims.py)
-
-
-class Check(Table, tag_field="kind", tag=str.lower):
-    pass
-
-
-class OfMetric(Check):
-    metric: str
-    at: Part = "end"
-
-
-class Pair(OfMetric):
-    of: Names | None = None
-    than: str | None = None
-    each: list[str] | None = None
-
-
-class Better(Pair):
-    same: float = 0.0
-
-
-class Often(Pair):
-    pass
-
-
-class Close(Pair, kw_only=True):
-    within: float
-
-
-class Reaches(Pair, kw_only=True):
-    within: float
-
-
-class Contrast(OfMetric, kw_only=True):
-    of: str
-    less: str
-    than: list[str]
-
-
-class Above(OfMetric, kw_only=True):
-    of: Names
-    limit: float
-
-
-class Below(OfMetric, kw_only=True):
-    of: Names
-    limit: float
-
-
-class Order(Check):
-    metric: str
-    key: str
-    of: list[str]
-    limit: float
-
-
-class Saving(Check):
-    what: str
-    how: Names
-    limit: float
-
-
-class Claim(Table):
-    number: int | str
-    says: str
-    checks: list[Better | Often | Close | Reaches | Contrast | Above | Below | Order | Saving]
-
-
-class StudyFile(Table):
-    title: str
-    text: str = ""
-    task: str = ""
-    data: str = ""
-    quick: FullScale | None = None
-    full: FullScale | None = None
-    series: list[Series] = []
-    show: list[Curves | Final | TableOf | Largest | Costs | Bounds] = []
-    claim: list[Claim] = []
-    bounds: dict[str, float] = {}
+NAMES, TEXTS, KEYS = str | list[str], list[str], dict[str, Any]
+AT = {"at": Literal["end", "early", "curve", "largest"]}
+SCALE = dict(preset=str, trials=Count, round_ms=NotNegative, keys=KEYS)
+SCALED = table("scale", {}, {**SCALE, "real": table("real", {}, SCALE)})
+CHANGES = dict(
+    name=str, task=str, keys=KEYS, over=dict[str, list[Any]], zip=bool, trials=Count
+)  # fmt: skip
+CHANGED = table("changes", {}, {**CHANGES, "real": table("real", {}, CHANGES)})
+SERIES = table("series", dict(algorithms=TEXTS), dict(**CHANGES, quick=CHANGED, full=CHANGED))
+SHOW = kinds(
+    (dict(label=str), dict(title=str, text=str)),
+    curves=(dict(metrics=TEXTS), dict(series=NAMES, log=bool, panel_per=Literal["algorithm"])),
+    final=(dict(metric=str, key=str), dict(series=NAMES, log=bool, **AT)),
+    table=(dict(metrics=TEXTS), dict(series=NAMES)),
+    largest=(dict(metrics=TEXTS), dict(series=NAMES)),
+    costs=(dict(tables=list[int]), {}),
+    bounds=(dict(table=int, columns=TEXTS), {}),
+)
+PAIR = dict(of=NAMES, than=str, each=TEXTS, **AT)
+CHECK = kinds(
+    ({}, {}),
+    better=(dict(metric=str), dict(same=float, **PAIR)),
+    close=(dict(metric=str, within=float), PAIR),
+    reaches=(dict(metric=str, within=float), PAIR),
+    often=(dict(metric=str), PAIR),
+    contrast=(dict(metric=str, of=str, less=str, than=TEXTS), AT),
+    above=(dict(metric=str, of=NAMES, limit=float), AT),
+    below=(dict(metric=str, of=NAMES, limit=float), AT),
+    order=(dict(metric=str, key=str, of=TEXTS, limit=float), {}),
+    saving=(dict(what=str, how=NAMES, limit=float), {}),
+)
+CLAIM = table("claim", dict(number=int | str, says=str, checks=tables(CHECK)), {})
+STUDY = table(
+    "study",
+    dict(title=str),
+    dict(
+        text=str, task=str, data=str, quick=SCALED, full=SCALED, series=tables(SERIES),
+        show=tables(SHOW), claim=tables(CLAIM), bounds=dict[str, float],
+    ),
+)  # fmt: skip
 
 
 def check(content: Mapping[str, Any], path: Path) -> None:
     """Check the content of a study's file."""
-    file = check_tables(content, StudyFile, path.name)
-    for claim in file.claim:
+    for claim in check_tables(content, STUDY, path.name).claim or ():
         for one in claim.checks:
-            if isinstance(one, Pair) and not one.each and not (one.of and one.than):
+            if hasattr(one, "each") and not one.each and not (one.of and one.than):
                 raise MixflError(
                     f"a check of claim {claim.number} of {path.name} compares nothing: give `of` "
                     "and `than`, or `each`."

@@ -9,6 +9,9 @@ from mixfl.data.examples import ClientData
 from mixfl.data.split import held_out_clients
 
 Width = Annotated[int, Meta(ge=1, le=65536)]  # of a layer
+UpToMillion = Annotated[int, Meta(ge=1, le=10**6)]
+UpToBillion = Annotated[int, Meta(ge=1, le=10**9)]
+Several = Annotated[int, Meta(ge=2, le=10**6)]
 VALIDATION = 0.1  # part of the training clients that is set aside if asked for
 VALIDATION_HELP = "true: judge also on data set aside for choosing settings (valid/ metrics)"
 

@@ -25,7 +25,7 @@ from mixfl.data.synthetic.ratings import ratings
 from mixfl.errors import MixflError
 from mixfl.problem import Central, Federated, Problem
 from mixfl.tasks.chunks import over_chunks
-from mixfl.tasks.options import VALIDATION_HELP
+from mixfl.tasks.options import VALIDATION_HELP, UpToBillion
 from mixfl.validation import Auto, Index, Share, check_fields, key
 
 # The paper's users: 3865 train, 483 are for validation, 483 for tests, 1209 are datacenter data.
@@ -50,9 +50,7 @@ class Options:
     split: Literal["test", "validation"] = key("test", "users to evaluate on: test or validation")
     validation: bool = key(False, VALIDATION_HELP)
     count_context: bool = key(True, "are movies of the context candidates of recall@10?")
-    eval_examples: Annotated[int, Meta(ge=1, le=10**9)] = key(
-        100_000, "examples to evaluate on, at most"
-    )
+    eval_examples: UpToBillion = key(100_000, "examples to evaluate on, at most")
     users: Annotated[int, Meta(ge=13, le=10**6)] = key(
         1000, "of the synthetic data, held-out ones included"
     )

@@ -20,7 +20,7 @@ from mixfl.data.synthetic.faces import faces
 from mixfl.errors import MixflError
 from mixfl.problem import Central, Federated, Problem
 from mixfl.tasks.chunks import over_chunks
-from mixfl.tasks.options import VALIDATION_HELP, Width, set_aside
+from mixfl.tasks.options import VALIDATION_HELP, Several, Width, set_aside
 from mixfl.validation import Index, Share, check_fields, key
 
 EVAL_CHUNK = 1000
@@ -36,12 +36,8 @@ class Options:
     image_size: Annotated[int, Meta(ge=8, le=512)] = key(
         84, "side of the synthetic faces, in pixels"
     )
-    clients: Annotated[int, Meta(ge=2, le=10**6)] = key(
-        300, "synthetic clients, held-out ones included"
-    )
-    per_client: Annotated[int, Meta(ge=2, le=10**6)] = key(
-        30, "images per synthetic client, both labels"
-    )
+    clients: Several = key(300, "synthetic clients, held-out ones included")
+    per_client: Several = key(30, "images per synthetic client, both labels")
     difficulty: Share = key(0.5, "of the synthetic faces, 0 to 1")
     held_out: Share = key(0.2, "part of the clients that is for evaluation")
     validation: bool = key(False, VALIDATION_HELP)

@@ -20,7 +20,7 @@ from mixfl.data.synthetic.text import texts
 from mixfl.errors import MixflError
 from mixfl.problem import Central, Federated, Problem
 from mixfl.tasks.chunks import over_chunks
-from mixfl.tasks.options import VALIDATION_HELP, Width, set_aside
+from mixfl.tasks.options import VALIDATION_HELP, Several, UpToBillion, UpToMillion, Width, set_aside
 from mixfl.tasks.text import char_model
 from mixfl.tasks.text.vocabulary import FILE, TFF, UNKNOWN, Vocabulary
 from mixfl.validation import Index, Share, check_fields, key
@@ -44,17 +44,13 @@ class Options:
     )
     held_out: Share = key(0.1, "part of the clients and articles that is for evaluation")
     validation: bool = key(False, VALIDATION_HELP)
-    eval_sequences: Annotated[int, Meta(ge=1, le=10**9)] = key(
-        1000, "sequences of each split that are evaluated at most"
-    )
-    clients: Annotated[int, Meta(ge=2, le=10**6)] = key(
-        250, "synthetic clients, held-out ones included"
-    )
-    per_client: Annotated[int, Meta(ge=1, le=10**6)] = key(80, "sequences per synthetic client")
+    eval_sequences: UpToBillion = key(1000, "sequences of each split that are evaluated at most")
+    clients: Several = key(250, "synthetic clients, held-out ones included")
+    per_client: UpToMillion = key(80, "sequences per synthetic client")
     articles: Annotated[int, Meta(ge=2, le=10**8)] = key(
         8000, "sequences of the synthetic central data"
     )
-    length: Annotated[int, Meta(ge=1, le=10**6)] = key(100, "characters of a synthetic sequence")
+    length: UpToMillion = key(100, "characters of a synthetic sequence")
     difficulty: Share = key(0.5, "of the synthetic text, 0 to 1")
     data_seed: Index = key(0, "seed of the synthetic text and of what is held out and evaluated")
 
