@@ -172,7 +172,7 @@ def test_nothing_given_becomes_markup():
 
 def test_the_page_asks_for_nothing():
     text = page(everything("word"))
-    assert "default-src &#x27;none&#x27;" in text
+    assert 'http-equiv="Content-Security-Policy" content="default-src \'none\';' in text
     own = text.replace((Path(page.__code__.co_filename).parent / "vendor" /
                         "plotly-basic.min.js").read_text(), "")  # fmt: skip
     assert not re.search(r"<(link|img|iframe|script)[^>]+(src|href)=\"(?!data:)", own)
