@@ -85,15 +85,16 @@ def costs(task, preset, data, assignments, as_json):
 
     given = begin(task, assignments)
     from mixfl.measure import costs as counting
+    from mixfl.studies.costs import costs as counted_costs
 
     with steps() as report:
-        found = counting.costs(task, preset, data, given, report)
+        counted = counted_costs(task, preset, data, given, report)
     if as_json:
-        click.echo(json.dumps(counting.as_json(found), indent=2))
+        click.echo(json.dumps(counting.as_json(counted), indent=2))
         return
-    for title, header, rows in counting.tables(found):
+    for title, header, rows in counting.tables(counted):
         print_table(header, rows, title=title)
-    for line in counting.notes(found):
+    for line in counting.notes(counted):
         click.echo(line)
 
 

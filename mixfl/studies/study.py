@@ -11,7 +11,6 @@ paper's labels, and which claims they decide. docs/experiments.md says how to wr
 A run is made once, whichever studies show it: its folder is named by all that it depends on.
 """
 
-import functools
 import hashlib
 import itertools
 import json
@@ -63,8 +62,10 @@ class Study:
     real: str | None = None  # the task's data, if not synthetic
 
     def costs(self) -> Any:
-        """What `mixfl costs` says of the task at the paper's settings."""
-        return counted_costs(self.task, self.real)
+        """What `mixfl costs` says about the task at the paper's settings."""
+        from mixfl.studies.costs import paper_costs
+
+        return paper_costs(self.task, self.real)
 
     @property
     def labels(self) -> list[str]:
@@ -86,13 +87,6 @@ class Study:
 
     def names(self) -> list[str]:
         return [s.name for s in self.settings]
-
-
-@functools.cache
-def counted_costs(task: str, data: str | None) -> Any:
-    from mixfl.measure.costs import costs
-
-    return costs(task, "paper", data, {})
 
 
 def seconds(trial: Trial, round_ms: float) -> float:

@@ -1,8 +1,8 @@
-"""What an algorithm does on a problem in small: the expected course, without chance.
+"""The expected course of an algorithm on a quadratic model.
 
-A round is an affine map of the model (and, in 2-way, of the terms' last gradients) plus noise of a
-known covariance. So mean and covariance of the model after each round follow, and with them the
-expected error f - f*.
+A round is an affine map of x (and, in 2-way, of the terms' last gradients) plus noise of a known
+covariance. The mean and covariance of x after each round follow, and with them the expected error
+f - f*.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mixfl.theory.quadratic import Small, SmallTerm
+from mixfl.theory.quadratic import QuadraticModel, QuadraticTerm
 
 ALGORITHMS = ("pt", "1wgt", "2wgt")
 HORIZON = 2000
@@ -33,7 +33,7 @@ class Setup:
     central: int
     eta_s: float = 1.0
     eta_m: float | None = None  # None: 1, for 2-way 1 / terms
-    clients: int = 1 << 30  # of the population: a cohort of all of them has no chance in it
+    clients: int = 1 << 30  # of the population: a cohort of all of them is not random
 
     def changed(self, **changes) -> "Setup":
         return dataclasses.replace(self, **changes)
@@ -49,7 +49,7 @@ class Local(NamedTuple):
     rate: float  # eta n
 
 
-def local(term: SmallTerm, setup: Setup, eta: float) -> Local:
+def local(term: QuadraticTerm, setup: Setup, eta: float) -> Local:
     values, vectors = np.linalg.eigh(term.hessian)
     federated = term.federated
     n = setup.K if federated else setup.J
@@ -71,22 +71,22 @@ def total(parts: Iterable[np.ndarray]) -> np.ndarray:
 
 
 class Course(NamedTuple):
-    """y' = map y + shift + noise, with the model first in y."""
+    """y' = map y + shift + noise; x comes first in y."""
 
     map: np.ndarray
     shift: np.ndarray
     noise: np.ndarray
 
 
-def course(small: Small, algorithm: str, setup: Setup, eta: float) -> Course:
+def course(model: QuadraticModel, algorithm: str, setup: Setup, eta: float) -> Course:
     """Of one round."""
-    return {"pt": parallel, "1wgt": one_way, "2wgt": two_way}[algorithm](small, setup, eta)
+    return {"pt": parallel, "1wgt": one_way, "2wgt": two_way}[algorithm](model, setup, eta)
 
 
-def parallel(small: Small, setup: Setup, eta: float) -> Course:
+def parallel(model: QuadraticModel, setup: Setup, eta: float) -> Course:
     eta_m = 1.0 if setup.eta_m is None else setup.eta_m
-    one = np.eye(len(small.gradient))
-    steps = [(local(t, setup, eta), setup.eta_s if t.federated else 1.0, t) for t in small.terms]
+    one = np.eye(len(model.gradient))
+    steps = [(local(t, setup, eta), setup.eta_s if t.federated else 1.0, t) for t in model.terms]
     return Course(
         one + eta_m * total(s * (d.power - one) for d, s, _ in steps),
         -eta_m * total(s * d.push @ t.gradient for d, s, t in steps),
@@ -94,10 +94,10 @@ def parallel(small: Small, setup: Setup, eta: float) -> Course:
     )
 
 
-def one_way(small: Small, setup: Setup, eta: float) -> Course:
-    one = np.eye(len(small.gradient))
-    populations = [t for t in small.terms if t.federated]
-    server = [t for t in small.terms if not t.federated]
+def one_way(model: QuadraticModel, setup: Setup, eta: float) -> Course:
+    one = np.eye(len(model.gradient))
+    populations = [t for t in model.terms if t.federated]
+    server = [t for t in model.terms if not t.federated]
     steps = [(local(t, setup, eta), t) for t in populations]
     bend, slope = total(t.hessian for t in server), total(t.gradient for t in server)
     weight = sum(t.weight for t in populations)
@@ -110,15 +110,15 @@ def one_way(small: Small, setup: Setup, eta: float) -> Course:
     )
 
 
-def two_way(small: Small, setup: Setup, eta: float) -> Course:
-    m, r = len(small.terms), len(small.gradient)
+def two_way(model: QuadraticModel, setup: Setup, eta: float) -> Course:
+    m, r = len(model.terms), len(model.gradient)
     eta_m = 1 / m if setup.eta_m is None else setup.eta_m
     one, size = np.eye(r), (m + 1) * r
     at = [slice((j + 1) * r, (j + 2) * r) for j in range(m)]  # of the terms' last gradients
     x = slice(0, r)
     map_, shift, noise = np.zeros((size, size)), np.zeros(size), np.zeros((size, size))
     map_[x, x] = one
-    for j, term in enumerate(small.terms):
+    for j, term in enumerate(model.terms):
         d = local(term, setup, eta)
         merge = eta_m * (setup.eta_s if term.federated else 1.0)
         map_[x, x] += merge * (d.power - one)
@@ -135,31 +135,36 @@ def two_way(small: Small, setup: Setup, eta: float) -> Course:
     return Course(map_, shift, noise)
 
 
-def errors(small: Small, found: Course, rounds: int):
+def errors(model: QuadraticModel, course: Course, rounds: int):
     """The expected f - f* after 0, 1, ... rounds."""
-    r = len(small.gradient)
-    hessian, best = small.hessian, optimum(small)
-    mean, cov = np.zeros(len(found.shift)), np.zeros_like(found.noise)
-    mean[:r] = small.start
+    r = len(model.gradient)
+    hessian, best = model.hessian, optimum(model)
+    mean, cov = np.zeros(len(course.shift)), np.zeros_like(course.noise)
+    mean[:r] = model.start
     for _ in range(rounds + 1):
         off = mean[:r] - best
         yield 0.5 * (off @ hessian @ off + np.sum(hessian * cov[:r, :r]))
-        mean = found.map @ mean + found.shift
-        cov = found.map @ cov @ found.map.T + found.noise
+        mean = course.map @ mean + course.shift
+        cov = course.map @ cov @ course.map.T + course.noise
 
 
-def optimum(small: Small) -> np.ndarray:
-    return -np.linalg.pinv(small.hessian, rcond=1e-6, hermitian=True) @ small.gradient
+def optimum(model: QuadraticModel) -> np.ndarray:
+    return -np.linalg.pinv(model.hessian, rcond=1e-6, hermitian=True) @ model.gradient
 
 
 def rounds_to(
-    small: Small, algorithm: str, setup: Setup, eta: float, target: float, horizon: int = HORIZON
+    model: QuadraticModel,
+    algorithm: str,
+    setup: Setup,
+    eta: float,
+    target: float,
+    horizon: int = HORIZON,
 ) -> float:
-    """The first round from which on the expected error stays at most `target` of the first one, for
-    ten rounds at least; inf if there is none. Between two rounds by the logarithm of the error."""
+    """The first round from which the expected error stays at most `target` of the first one for
+    ten rounds; inf if there is none. Interpolated between two rounds, on a logarithmic scale."""
     goal, since, before, at = math.inf, math.inf, math.nan, math.nan
     with np.errstate(over="ignore", invalid="ignore"):
-        courses = errors(small, course(small, algorithm, setup, eta), horizon + KEPT)
+        courses = errors(model, course(model, algorithm, setup, eta), horizon + KEPT)
         for t, error in enumerate(courses):
             goal = target * error if t == 0 else goal
             if error > goal:
@@ -180,37 +185,41 @@ class Prediction(NamedTuple):
     eta: float
 
 
-def steps(small: Small, setup: Setup, ratio: float = 2**0.5, below: int = 16, above: int = 14):
+def steps(
+    model: QuadraticModel, setup: Setup, ratio: float = 2**0.5, below: int = 16, above: int = 14
+):
     """Client learning rates to try, about the one whose effective step is 1 / beta."""
-    beta = float(np.linalg.eigvalsh(small.hessian)[-1])
+    beta = float(np.linalg.eigvalsh(model.hessian)[-1])
     middle = 1 / (max(beta, 1e-30) * setup.K * setup.eta_s)
     return [middle * ratio**i for i in range(-below, above + 1)]
 
 
 def best(
-    small: Small, algorithm: str, setup: Setup, target: float, horizon: int = HORIZON
+    model: QuadraticModel, algorithm: str, setup: Setup, target: float, horizon: int = HORIZON
 ) -> Prediction:
     """With the smallest learning rate that needs about the fewest rounds to a bit below the target:
-    a step that is too long for the noise never gets there, too short a one only takes longer."""
+    a step too long for the noise never gets there, one too short only takes longer."""
     tried = []
     fewest = float(horizon)
-    for eta in steps(small, setup):
-        # No need to follow a worse one further.
-        n = rounds_to(small, algorithm, setup, eta, MARGIN * target, int(NEARLY * fewest) + 1)
+    for eta in steps(model, setup):
+        # A worse one need not be followed further.
+        n = rounds_to(model, algorithm, setup, eta, MARGIN * target, int(NEARLY * fewest) + 1)
         tried.append(Prediction(algorithm, n, eta))
         fewest = min(fewest, n)
     good = [p for p in tried if p.rounds <= NEARLY * fewest]
     if not good:
         return Prediction(algorithm, np.inf, np.nan)
     eta = good[0].eta
-    return Prediction(algorithm, rounds_to(small, algorithm, setup, eta, target, horizon), eta)
+    return Prediction(algorithm, rounds_to(model, algorithm, setup, eta, target, horizon), eta)
 
 
-def limited_by_noise(small: Small, algorithm: str, setup: Setup, eta: float, target: float) -> bool:
-    """Whether steps of this length stay away from the aim though they are stable."""
-    found = course(small, algorithm, setup, eta)
-    if np.abs(np.linalg.eigvals(found.map)).max() >= 1:
+def limited_by_noise(
+    model: QuadraticModel, algorithm: str, setup: Setup, eta: float, target: float
+) -> bool:
+    """Whether noise keeps steps of this length from the target, though they are stable."""
+    one = course(model, algorithm, setup, eta)
+    if np.abs(np.linalg.eigvals(one.map)).max() >= 1:
         return False
-    *_, last = errors(small, found, 300)
-    first = next(errors(small, found, 0))
+    *_, last = errors(model, one, 300)
+    first = next(errors(model, one, 0))
     return bool(last > target * first)

@@ -28,6 +28,7 @@ from mixfl.report.from_runs import curves, document
 from mixfl.report.markdown import markdown, plain
 from mixfl.report.means import cap, final, mean
 from mixfl.report.page import page
+from mixfl.report.page.render import render
 from mixfl.report.style import COLOURS, ON_DARK, styles
 
 HOSTILE = "</script><script>alert(1)</script><b onclick='x()'>`|&amp;\u2028{{data}}"
@@ -168,6 +169,19 @@ def test_nothing_given_becomes_markup():
     assert data["title"] == data["figures"][0]["lines"][0]["name"] == HOSTILE
     assert data["runs"][0]["command"] == HOSTILE
     assert data["runs"][0]["metrics"][HOSTILE] == [1, 2]
+
+
+def test_nothing_given_becomes_markup_in_a_diagnosis():
+    def diagnosis(word):
+        return render(
+            "diagnosis.html.j2", name=word, verdict=word, target=word, picture="AAAA",
+            rows=[(word,) * 4], sections=[(word, [word])],
+        )  # fmt: skip
+
+    harmless, hostile = Tags(diagnosis("word")), Tags(diagnosis(HOSTILE))
+    assert hostile.tags == harmless.tags
+    assert hostile.attributes == harmless.attributes
+    assert hostile.text.count(HOSTILE) == 10
 
 
 def test_the_page_asks_for_nothing():

@@ -20,7 +20,8 @@ from mixfl.runs.training import run
 from mixfl.studies.compare import compare
 from mixfl.tasks import text
 from mixfl.tasks.text import char_model
-from mixfl.tasks.text.sample import generate, sample
+from mixfl.tasks.text.sample import generate
+from mixfl.tasks.text.sample import sample as sample_from
 from mixfl.tasks.text.vocabulary import TFF, UNKNOWN, Vocabulary
 
 SMALL = dict(embedding=6, hidden=8, clients=6, per_client=8, articles=60, length=20, held_out=0.4)
@@ -301,6 +302,11 @@ def test_a_run_keeps_its_vocabulary_and_goes_on_only_with_the_same(trained, tmp_
     (tmp_path / "vocabulary.json").unlink()
     with pytest.raises(MixflError, match=r"vocabulary.json is not"):
         run(planned, tmp_path, True, Quiet())
+
+
+def sample(folder, *arguments, **more):
+    run = mixfl.load(folder)
+    return sample_from(folder, run.config, run.params, *arguments, **more)
 
 
 def test_sample_is_reproducible_and_never_writes_the_unknown(trained):
