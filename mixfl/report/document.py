@@ -108,10 +108,10 @@ class Document:
 
     def trials(self) -> list[Trial]:
         """Every run that is shown, once."""
-        found: dict[str, Trial] = {}
+        trials: dict[str, Trial] = {}
         for section in self.sections:
             for part in section.parts:
                 if not isinstance(part, Table):
                     for series in part.series:
-                        found.update({t.name: t for t in series.trials})
-        return list(found.values())
+                        trials.update({t.name: t for t in series.trials})
+        return list(trials.values())

@@ -44,13 +44,13 @@ def _parts(section: Section) -> Iterator[str]:
     for part in section.parts:
         notes: list[str] = []
         if isinstance(part, Curves):
-            found = final_table(part.title, part.series, part.metrics, costs=False)
+            shown = final_table(part.title, part.series, part.metrics, costs=False)
             notes = remarks(part.series)
-            if any(_holds(other, found) for other in tables):
+            if any(_holds(other, shown) for other in tables):
                 continue
         else:
-            found = _sweep(part) if isinstance(part, Sweep) else part
-        yield from (_title(part), "", plain(part.text), "", *table(found.header, found.rows), "")
+            shown = _sweep(part) if isinstance(part, Sweep) else part
+        yield from (_title(part), "", plain(part.text), "", *table(shown.header, shown.rows), "")
         yield from (f"- {plain(note)}" for note in notes)
         yield ""
 

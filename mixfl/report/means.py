@@ -28,11 +28,11 @@ class Mean:
 
 def value(row: Row, key: str) -> float | None:
     """A finite number, or None: files may hold anything."""
-    found = row.get(key)
-    if isinstance(found, bool) or not isinstance(found, int | float):
+    stored = row.get(key)
+    if isinstance(stored, bool) or not isinstance(stored, int | float):
         return None
     try:
-        return float(found) if math.isfinite(found) else None
+        return float(stored) if math.isfinite(stored) else None
     except OverflowError:
         return None
 
@@ -43,19 +43,23 @@ def mean(series: Series, metric: str) -> Mean | None:
     rounds = sorted(set.intersection(*(set(v) for _, v in trials))) if trials else []
     if not rounds:
         return None
-    found = [interval([values[r] for _, values in trials]) for r in rounds]
+    intervals = [interval([values[r] for _, values in trials]) for r in rounds]
     several = len(trials) > 1
     bytes = [_sums(t, ("comm/down_bytes", "comm/up_bytes")) for t, _ in trials]
     seconds = [_sums(t, ("time/round_ms",), 1e-3) for t, _ in trials]
     return Mean(
-        rounds, _at(rounds, bytes), _at(rounds, seconds), [i.mean for i in found],
-        [i.low for i in found] if several else [], [i.high for i in found] if several else [],
-    )  # fmt: skip
+        rounds,
+        _at(rounds, bytes),
+        _at(rounds, seconds),
+        [i.mean for i in intervals],
+        [i.low for i in intervals] if several else [],
+        [i.high for i in intervals] if several else [],
+    )
 
 
 def _by_round(trial: Trial, metric: str) -> dict[int, float]:
-    found = ((row["round"], value(row, metric)) for row in trial.rows)
-    return {r: v for r, v in found if v is not None}
+    values = ((row["round"], value(row, metric)) for row in trial.rows)
+    return {r: v for r, v in values if v is not None}
 
 
 def _sums(trial: Trial, keys: Sequence[str], scale: float = 1) -> dict[int, float]:
@@ -66,12 +70,12 @@ def _sums(trial: Trial, keys: Sequence[str], scale: float = 1) -> dict[int, floa
              if None not in values}  # fmt: skip
     if not costs:
         return {}
-    each, total, before, found = costs[min(costs)], 0.0, 0, {}
+    each, total, before, sums = costs[min(costs)], 0.0, 0, {}
     for r in sorted(rows):
         each = costs.get(r, each)
         total += scale * each * (r - before)
-        before, found[r] = r, total
-    return found
+        before, sums[r] = r, total
+    return sums
 
 
 def _at(rounds: list[int], trials: list[dict[int, float]]) -> list[float]:
@@ -137,17 +141,17 @@ def final_table(
     return Table(title, header, rows, **more)
 
 
-def _cost(found: float) -> str:
-    return f"{found:,.0f}" if found >= 100 else f"{found:.3g}"
+def _cost(cost: float) -> str:
+    return f"{cost:,.0f}" if cost >= 100 else f"{cost:.3g}"
 
 
 def remarks(series: Sequence[Series]) -> list[str]:
     """On the trials that did not finish."""
-    found = []
+    lines = []
     for s in series:
         count = len(s.trials)
         for status, n in Counter(t.status for t in s.trials).items():
             if status != "finished":
                 trials = f"{n} of {count} trials: " if count > 1 else ""
-                found.append(f"{s.name}: {trials}{status}")
-    return found
+                lines.append(f"{s.name}: {trials}{status}")
+    return lines

@@ -46,18 +46,18 @@ class Style(NamedTuple):
 def styles(algorithms: Sequence[str]) -> list[Style]:
     """For the lines of a chart. Those of one algorithm share its hue and differ in lightness,
     dashes and markers."""
-    found = []
+    looks = []
     for i, a in enumerate(algorithms):
         of_it = algorithms.count(a)
         k = algorithms[:i].count(a)
         light, dark = COLOURS.get(a, OTHER[0]), ON_DARK.get(a, OTHER[1])
         if of_it == 1:
-            found.append(Style(light, dark, DASHES.get(a, ()), ""))
+            looks.append(Style(light, dark, DASHES.get(a, ()), ""))
             continue
         shade = 0.35 * (2 * k / (of_it - 1) - 1)
         pattern, marker = PATTERNS[k % len(PATTERNS)], MARKERS[k % len(MARKERS)]
-        found.append(Style(_mixed(light, shade), _mixed(dark, -shade), pattern, marker))
-    return found
+        looks.append(Style(_mixed(light, shade), _mixed(dark, -shade), pattern, marker))
+    return looks
 
 
 def _mixed(colour: str, shade: float) -> str:

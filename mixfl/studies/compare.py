@@ -58,11 +58,11 @@ class Outcome:
 
 def outcomes(ended: Sequence[Done]) -> list[Outcome]:
     """Of trials, by algorithm."""
-    found: dict[str, Outcome] = {}
+    by_algorithm: dict[str, Outcome] = {}
     for one in ended:
-        outcome = found.setdefault(one.trial.algorithm, Outcome(one.trial.algorithm))
+        outcome = by_algorithm.setdefault(one.trial.algorithm, Outcome(one.trial.algorithm))
         outcome.add(one)
-    return list(found.values())
+    return list(by_algorithm.values())
 
 
 def planned_trials(
@@ -70,7 +70,7 @@ def planned_trials(
 ) -> list[Trial]:
     """The runs of a comparison, a folder each. Trial k has the seed of the settings plus k, the
     same for every algorithm."""
-    found = []
+    planned = []
     for plan in plans:
         for k in range(trials):
             seed = plan.settings.seed + k
@@ -78,13 +78,13 @@ def planned_trials(
             if trials > 1:
                 folder, label = f"{folder}/seed{seed}", f"{label} {k + 1}/{trials}"
             keys = {a: v for a, v in given.items() if a in {*plan.recipe.uses, *plan.options}}
-            found.append(
+            planned.append(
                 Trial(
                     plan.task, plan.recipe.id, folder, label, plan.preset, plan.data,
                     {**keys, "seed": seed}, **more,
                 )
             )  # fmt: skip
-    return found
+    return planned
 
 
 def check(plans: Sequence[Plan]) -> None:
@@ -123,9 +123,9 @@ def compare(
 
 def shown_metrics(outcomes: Sequence[Outcome]) -> list[str]:
     """The metrics worth a column: the best known ones, or the first few that there are."""
-    found = [k for o in outcomes for t in o.trials if t for k in t[-1]]
-    known = [k for k in SHOWN if k in found]
-    return known or list(dict.fromkeys(k for k in found if k.startswith(("eval/", "train/"))))[:3]
+    metrics = [k for o in outcomes for t in o.trials if t for k in t[-1]]
+    known = [k for k in SHOWN if k in metrics]
+    return known or list(dict.fromkeys(k for k in metrics if k.startswith(("eval/", "train/"))))[:3]
 
 
 def rows(outcomes: Sequence[Outcome]) -> tuple[list[str], list[list[str]]]:

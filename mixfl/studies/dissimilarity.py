@@ -38,7 +38,7 @@ def dissimilarity(
     rounds: int, simulations: int, report: Callable[[int, int, str], None],
 ) -> Curves:  # fmt: skip
     problems: dict = {}
-    found = []
+    simulated = []
     for i in range(simulations):
         planned = plan(
             task, "pt", preset=preset, data=data, given=given, problems=problems,
@@ -59,9 +59,9 @@ def dissimilarity(
                     f"{s.client_lr:g}) with --set.", result.round,
                 )  # fmt: skip
             points.append(gradients.dissimilarity(result.state.x, result.round))
-        found.append(points)
+        simulated.append(points)
         name = planned.problem.name
-    values = np.array(found)  # [simulations, rounds + 1, 2]
+    values = np.array(simulated)  # [simulations, rounds + 1, 2]
     return Curves(name, list(range(rounds + 1)), values[..., 0], values[..., 1])
 
 

@@ -126,8 +126,8 @@ def made(folders: Sequence[Path]) -> Document:
     command += ["--data", asked["data"]] if data else []
     over = {folder: one for folder, one in ended.items() if one is not None}
     left = [s.title for s in wanted if s not in whole]
-    found = document(whole, over, folder, shlex.join([*command, "--out", str(folder)]))
-    return replace(found, notes=[f"Not finished yet: {title}" for title in left])
+    so_far = document(whole, over, folder, shlex.join([*command, "--out", str(folder)]))
+    return replace(so_far, notes=[f"Not finished yet: {title}" for title in left])
 
 
 def document(
@@ -193,16 +193,16 @@ def curves(study, show, ended, out) -> list[Curves]:
     if split == "algorithm":
         ids = dict.fromkeys(s.algorithm for s in settings)
         groups = [[s for s in settings if s.algorithm == a] for a in ids]
-    found = []
+    charts = []
     for group in groups:
         about = head(study, show)
         if len(groups) > 1:
             about["title"] += f": {NAMES[group[0].algorithm]}"
         lines = [series(s, ended, out) for s in group]
-        found.append(
+        charts.append(
             Curves(metrics=show["metrics"], series=lines, log=show.get("log", False), **about)
         )
-    return found
+    return charts
 
 
 def series(setting: Setting, ended: Mapping[str, Done], out: Path) -> Series:
@@ -259,9 +259,9 @@ def largest(study, show, ended, out) -> list[Table]:
     results = Results(study, ended)
     rows = []
     for setting in study.named(show.get("series")):
-        found = [results.values(setting, m, "largest").max() for m in show["metrics"]]
+        values = [results.values(setting, m, "largest").max() for m in show["metrics"]]
         name = spelt(setting.name, setting.algorithm)
-        rows.append([f"{name}, from round {FIRST}", *(f"{v:.4g}" for v in found)])
+        rows.append([f"{name}, from round {FIRST}", *(f"{v:.4g}" for v in values)])
     if study.task in PAPER:
         rows.append(["the paper", *(f"{v:g}" for v in PAPER[study.task])])
     header = ["", *(f"largest {metric_title(m)}" for m in show["metrics"])]
@@ -271,11 +271,11 @@ def largest(study, show, ended, out) -> list[Table]:
 def costs(study, show, ended, out) -> list[Table]:
     from mixfl.measure import costs as counting
 
-    found = study.costs()
-    every = counting.tables(found)
+    counted = study.costs()
+    every = counting.tables(counted)
     about = head(study, show)
     picked = [every[i] for i in show["tables"]]
-    text = " ".join([about.pop("text"), *counting.notes(found)]).strip()
+    text = " ".join([about.pop("text"), *counting.notes(counted)]).strip()
     label = about["label"]
     return [
         Table(title=title, header=header, rows=rows, label=label, text=text if i == 0 else "")

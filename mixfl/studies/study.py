@@ -79,11 +79,11 @@ class Study:
         if patterns is None:
             return list(self.settings)
         wanted = [patterns] if isinstance(patterns, str) else patterns
-        found = [s for p in wanted for s in self.settings if fnmatchcase(s.name, p)]
+        matches = [s for p in wanted for s in self.settings if fnmatchcase(s.name, p)]
         for pattern in wanted:
             if not any(fnmatchcase(s.name, pattern) for s in self.settings):
                 raise unknown(f"series of the study {self.id}", pattern, self.names())
-        return found
+        return matches
 
     def names(self) -> list[str]:
         return [s.name for s in self.settings]
@@ -153,7 +153,7 @@ def expand(
     several = (
         zip(*over.values(), strict=True) if series.get("zip") else itertools.product(*over.values())
     )
-    found = []
+    settings = []
     for values in several:
         tried = dict(zip(over, values, strict=True))
         for algorithm in series["algorithms"]:
@@ -161,13 +161,13 @@ def expand(
             name = " ".join(filter(None, [algorithm, series.get("name", ""), shown]))
             keys = {**at.get("keys", {}), **series.get("keys", {}), **tried}
             trials = series.get("trials", at.get("trials", 3))
-            found.append(
+            settings.append(
                 Setting(
                     name, algorithm, keys,
                     made_trials(task, algorithm, at.get("preset"), real, keys, name, trials),
                 )
             )  # fmt: skip
-    return found
+    return settings
 
 
 def plain(value: Any) -> str:

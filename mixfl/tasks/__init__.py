@@ -87,10 +87,10 @@ def _imported(path: Path, attribute: str, changed: int) -> Problem:
     try:
         spec.loader.exec_module(module)  # type: ignore[union-attr]
         if not hasattr(module, attribute):
-            found = [k for k, v in vars(module).items() if isinstance(v, Problem)]
+            names = [k for k, v in vars(module).items() if isinstance(v, Problem)]
             raise MixflError(
                 f"it has no '{attribute}'. "
-                + (f"It has: {', '.join(found)}." if found else "It defines no mixfl.Problem.")
+                + (f"It has: {', '.join(names)}." if names else "It defines no mixfl.Problem.")
             )
         given = getattr(module, attribute)
         problem = given if isinstance(given, Problem) else given() if callable(given) else given

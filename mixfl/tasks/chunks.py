@@ -7,11 +7,11 @@ from typing import TypeVar
 
 import numpy as np
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 THREADS = min(4, os.cpu_count() or 1)
 
 
-def over_chunks(function: Callable[[np.ndarray], Found], n: int, size: int) -> list[Found]:
+def over_chunks(function: Callable[[np.ndarray], Result], n: int, size: int) -> list[Result]:
     """function(rows) for the rows 0 .. size - 1, size .. 2 size - 1 and so on, in this order.
 
     The last rows may lie beyond the end, at n or above. Several threads share the chunks: the

@@ -28,8 +28,8 @@ class Plot {
 
   // Those that cost no bytes, or whose costs are not known, have no place on that axis.
   isOn(line, p) {
-    const found = line.panels[p];
-    return found && found[this.x] && (this.x === "rounds" || found[this.x].at(-1) > 0);
+    const panel = line.panels[p];
+    return panel && panel[this.x] && (this.x === "rounds" || panel[this.x].at(-1) > 0);
   }
 
   columns(width) {
@@ -107,35 +107,35 @@ class Plot {
     const seen = [];
     this.figure.lines.forEach((line, k) => {
       if (!this.isOn(line, p)) return;
-      const found = line.panels[p];
-      const x = found[this.x];
+      const panel = line.panels[p];
+      const x = panel[this.x];
       const colour = dark ? line.dark : line.light;
       const visible = this.hidden.has(k) ? "legendonly" : true;
       const name = plain(line.name);
       const on = { xaxis: "x" + id, yaxis: "y" + id, visible, legendgroup: String(k), meta: k };
-      if (found.low) {
-        const lowest = Math.min(...found.mean.filter((v) => v > 0)) / 1e3;
-        const low = this.log ? found.low.map((v) => (v > 0 ? v : lowest)) : found.low;
+      if (panel.low) {
+        const lowest = Math.min(...panel.mean.filter((v) => v > 0)) / 1e3;
+        const low = this.log ? panel.low.map((v) => (v > 0 ? v : lowest)) : panel.low;
         traces.unshift({
           ...on, type: "scatter", mode: "lines", name: name + " 95 %", showlegend: false,
-          x: [...x, ...[...x].reverse()], y: [...found.high, ...[...low].reverse()],
+          x: [...x, ...[...x].reverse()], y: [...panel.high, ...[...low].reverse()],
           fill: "toself", fillcolor: faded(colour, dark ? 0.22 : 0.15), line: { width: 0 },
           hoverinfo: "skip",
         });
       }
       traces.push({
-        ...on, type: "scatter", name, x, y: found.mean, showlegend: p === 0,
+        ...on, type: "scatter", name, x, y: panel.mean, showlegend: p === 0,
         mode: line.marker || x.length < 2 ? "lines+markers" : "lines",
         line: { color: colour, width: 2, dash: line.dash },
         marker: {
           symbol: line.marker || "circle", size: 7, color: colour,
           maxdisplayed: 8,
         },
-        text: found.mean.map((v, i) =>
-          short(v) + (found.low ? ` (${short(found.low[i])} to ${short(found.high[i])})` : "")),
+        text: panel.mean.map((v, i) =>
+          short(v) + (panel.low ? ` (${short(panel.low[i])} to ${short(panel.high[i])})` : "")),
         hovertemplate: "%{text}",
       });
-      if (visible === true) seen.push([found.mean, found.low, found.high]);
+      if (visible === true) seen.push([panel.mean, panel.low, panel.high]);
     });
     return seen;
   }
@@ -219,7 +219,7 @@ class Plot {
 
 // Round numbers in a range of logarithms: as many as can be read.
 function logTicks([low, high]) {
-  let found = [];
+  let readable = [];
   for (const digits of [[1], [1, 3], [1, 2, 5], [1, 1.5, 2, 3, 4, 5, 6, 8]]) {
     const ticks = [];
     for (let k = Math.floor(low); k <= high; k++) {
@@ -227,7 +227,7 @@ function logTicks([low, high]) {
     }
     const inside = ticks.filter((v) => Math.log10(v) >= low && Math.log10(v) <= high);
     if (inside.length > 7) break;
-    found = inside;
+    readable = inside;
   }
-  return found.length > 1 ? found : [];
+  return readable.length > 1 ? readable : [];
 }

@@ -283,8 +283,8 @@ class Evaluation:
             values = function({k: a[np.minimum(rows, n - 1)] for k, a in self.examples.items()})
             return [np.asarray(v)[rows < n].sum(dtype=np.float64) for v in values]
 
-        found = over_chunks(chunk, n, EVAL_CHUNK)
-        return [float(total) / n for total in np.sum(found, axis=0)]
+        totals = over_chunks(chunk, n, EVAL_CHUNK)
+        return [float(total) / n for total in np.sum(totals, axis=0)]
 
     def _chunk(self, params, batch, margin):
         table = params["movies"]

@@ -41,7 +41,7 @@ def recommend(
     names = _titles(listed, config.get("data"))
     table = np.asarray(params["movies"])
     movies = len(table) - 2
-    seen = [_found(part, names, movies) for part in _parts(history, names)]
+    seen = [_movie_number(part, names, movies) for part in _parts(history, names)]
     if not seen:
         raise MixflError("the history is empty: give movies, for example --history 1,260,2571.")
     scores = _scores(params, seen[-CONTEXT:])
@@ -65,16 +65,16 @@ def _scores(params: Any, seen: list[int]) -> np.ndarray:
 def _parts(history: str, names: Mapping[int, str]) -> list[str]:
     """What is between commas; but a title with commas in it stays whole."""
     known = {form for title in names.values() for form in (title.casefold(), _bare(title))}
-    parts, found = [p.strip() for p in history.split(",") if p.strip()], []
+    parts, titles = [p.strip() for p in history.split(",") if p.strip()], []
     while parts:
         joined = [", ".join(parts[:n]) for n in range(len(parts), 1, -1)]
         title = next((t for t in joined if t.casefold() in known), parts[0])
-        found.append(title)
+        titles.append(title)
         parts = parts[title.count(", ") + 1 if title != parts[0] else 1 :]
-    return found
+    return titles
 
 
-def _found(part: str, names: Mapping[int, str], movies: int) -> int:
+def _movie_number(part: str, names: Mapping[int, str], movies: int) -> int:
     """The movie that is meant by a number or by a part of a title."""
     if part.isascii() and part.isdigit():
         number = int(part[:10])

@@ -121,8 +121,8 @@ def _store(path: Path) -> ClientData:
     people = ClientData.open(path)
     column = people.examples.columns.get("text")
     if column is None:
-        found = ", ".join(people.examples.columns)
-        raise MixflError(f"{path} has no column 'text' of the text task (it has {found}).")
+        columns = ", ".join(people.examples.columns)
+        raise MixflError(f"{path} has no column 'text' of the text task (it has {columns}).")
     if column.dtype.kind not in "iu" or len(column.shape) != 1 or column.shape[0] < 2:
         raise MixflError(
             f"{path}: the column 'text' has {column.dtype} {list(column.shape)} per example, "
@@ -158,13 +158,13 @@ class Evaluation:
         self.sums = jax.jit(partial(sums, table=vocabulary.table))
 
     def __call__(self, params) -> dict[str, float]:
-        found: dict[str, float] = {"loss": 0.0, "accuracy": 0.0}
+        metrics: dict[str, float] = {"loss": 0.0, "accuracy": 0.0}
         for name, examples in self.splits.items():
             loss, right, count = self._total(params, examples)
             for metric, value in (("loss", loss / count), ("accuracy", right / count)):
-                found[f"{name}/{metric}"] = value
-                found[metric] += WEIGHTS[name] / sum(WEIGHTS.values()) * value
-        return found
+                metrics[f"{name}/{metric}"] = value
+                metrics[metric] += WEIGHTS[name] / sum(WEIGHTS.values()) * value
+        return metrics
 
     def _total(self, params, examples: Examples) -> np.ndarray:
         n = len(examples)

@@ -44,8 +44,8 @@ class Vocabulary:
                     f"the central text has the number {bad}, which is no Unicode code point: "
                     "prepare it with `mixfl data prepare` (docs/data.md)."
                 )
-            found = np.bincount(text)
-            counts[: len(found)] += found
+            occurrences = np.bincount(text)
+            counts[: len(occurrences)] += occurrences
         counts[0] = 0
         order = np.argsort(-counts, kind="stable")[:size]  # equally frequent: in Unicode's order
         chosen = order[counts[order] > 0]
