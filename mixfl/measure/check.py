@@ -1,8 +1,8 @@
 """`mixfl check`: the paper's debugging aid (Appendix A, K = 1) on the user's own problem.
 
-With one local step and the same batches the algorithms must agree in known ways. First each
-term is looked at alone, because a loss that breaks the contract breaks the identities too, and
-it is the loss that the user can mend.
+With one local step and the same batches the algorithms must agree in known ways. Each term is
+checked alone first: a loss that breaks the contract breaks the identities too, and the user can
+only fix the loss.
 """
 
 import dataclasses

@@ -1,4 +1,4 @@
-"""`mixfl diagnose`: what was measured, as a verdict in words, as JSON and as a page."""
+"""`mixfl diagnose`: the verdict on a task, in words, as JSON and as a page."""
 
 import base64
 import json
@@ -23,7 +23,7 @@ Report = Callable[[int, int, str], None]
 
 
 class Verdict:
-    """A diagnosis of a task, and what it means for its settings."""
+    """A task's diagnosis, and the settings that follow from it."""
 
     def __init__(
         self, task: str, preset: str | None, data: str | None, given: Mapping[str, Any],
@@ -44,7 +44,7 @@ class Verdict:
     # What theory guarantees
 
     def guaranteed(self) -> dict[str, float]:
-        """Per algorithm, the largest client learning rate of the nonconvex theorem."""
+        """The largest client learning rate of the nonconvex theorem, by algorithm."""
         d = self.diagnosis
         symbols: dict[str, Any] = dict(
             beta=max(d.beta.mean, *(t.beta.mean for t in d.terms)), B2=max(d.b2, 1.0), K=d.setup.K,
@@ -134,13 +134,13 @@ class Verdict:
         if d.choice.reached:
             rounds = ", ".join(f"{NAMES[p.algorithm]} {_count(p.rounds)}" for p in d.choice.all)
             lines.append(
-                f"rounds to {100 * d.target:g} % of the first error, each at its best step, on the "
-                f"measured problem in small: {rounds}"
+                f"rounds to {100 * d.target:g} % of the first error, each at its best step, on a "
+                f"quadratic model of the problem: {rounds}"
             )
         else:
             lines.append(
-                f"no algorithm gets to {100 * d.target:g} % of the first error on the measured "
-                "problem in small: noise, or too few rounds; this one gets closest"
+                f"no algorithm gets to {100 * d.target:g} % of the first error on a quadratic "
+                "model of the problem: noise, or too few rounds; this one gets closest"
             )
         equal = ", ".join(f"{NAMES[a]} {_count(n)}" for a, n in d.equal)
         lines.append(f"at the same effective step: {equal}")
@@ -150,9 +150,9 @@ class Verdict:
         return lines
 
     def about_dissimilarity(self) -> str:
-        # PT's fixed point is off by about the effective step times what pulls the terms apart.
+        # PT's fixed point is off by about the effective step times the terms' dissimilarity.
         return (
-            "the terms pull in much the same direction"
+            "the terms pull in about the same direction"
             if self.diagnosis.b2 < 2
             else "the terms pull apart: PT's fixed point is off the minimum"
         )
@@ -181,9 +181,9 @@ class Verdict:
         )
         ignored = [k for k, v in PLAIN.items() if getattr(s, k) != v]
         return [
-            *([f"measured with plain SGD: {', '.join(ignored)} left out"] if ignored else []),
+            *([f"measured with plain SGD: {', '.join(ignored)} ignored"] if ignored else []),
             f"client_lr {d.eta:.3g}: recommended after a probe (loss by client_lr {tried}); theory "
-            f"guarantees {guaranteed:.2g} only, {d.eta / guaranteed:.0f} times less",
+            f"only guarantees {guaranteed:.2g}, {d.eta / guaranteed:.0f} times less",
             batch,
             f"cohort_size {s.cohort_size}, local_steps {d.setup.K}, client_batch {s.client_batch}: "
             "as given",
@@ -194,11 +194,11 @@ class Verdict:
         ]
 
     def split_words(self, split) -> str:
-        verdict = "would pay" if split.pays else "would not pay"
+        verdict = "would pay off" if split.pays else "would not pay off"
         return (
             f"{split.population} by '{split.column}' {verdict}: the two groups explain "
-            f"{100 * split.explained:.0f} % of what differs between clients and "
-            f"{100 * split.noise:.0f} % of the cohort's noise would go; G~^2 would be "
+            f"{100 * split.explained:.0f} % of the differences between clients; "
+            f"{100 * split.noise:.0f} % of the cohort's noise would go away; G~^2 would be "
             f"{split.g2:.3g} (now {self.diagnosis.curve[-1][1]:.3g})"
         )
 
@@ -237,7 +237,7 @@ class Verdict:
 
 
 def _finite(value: Any) -> Any:
-    """JSON knows neither NaN nor infinity: null."""
+    """The value with null for NaN and infinity, which JSON lacks."""
     if isinstance(value, dict):
         return {k: _finite(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
@@ -256,7 +256,7 @@ def _loss(value: float) -> str:
 
 
 def _interval(i: Interval) -> str:
-    mean, low, high = (max(a, 0.0) for a in i)  # an estimate of 0 may be below it
+    mean, low, high = (max(a, 0.0) for a in i)  # an estimate of 0 may be negative
     return f"{mean:.3g} ({low:.3g} to {high:.3g})" if math.isfinite(i.low) else f"{mean:.3g}"
 
 

@@ -1,4 +1,4 @@
-"""A document of the runs in some folders, whatever made them."""
+"""A document about the runs in some folders, whichever command made them."""
 
 import json
 import shlex
@@ -16,11 +16,11 @@ from mixfl.runs.folder import read_metrics, read_status
 from mixfl.runs.sinks.terminal import SHOWN
 from mixfl.tasks import read_toml
 
-# How a run is computed, not what: trials of one setting may differ in these and in the seed.
+# Keys that decide how a run is computed, not what: trials of one setting may differ in them.
 MACHINE = ("version", "devices", "cohort_chunk", "central_chunk", "checkpoint_every")
 APART = ("seed", *MACHINE)
-MOST = 6  # panels of a chart
-REPRODUCED = "reproduce.json"  # a folder of `mixfl reproduce` has it
+MOST = 6  # panels in a chart
+REPRODUCED = "reproduce.json"  # marks a folder of `mixfl reproduce`
 
 
 def document(folders: Sequence[Path]) -> Document:
@@ -29,14 +29,14 @@ def document(folders: Sequence[Path]) -> Document:
         paths = _below(folder)
         if not paths:
             raise MixflError(
-                f"{folder} holds no run (no config.toml in it or below): give the folder of a run "
-                "or of a comparison, such as runs/smile-2wgt-seed0."
+                f"{folder} holds no run (no config.toml in it or below): give a run folder or the "
+                "folder of a comparison, such as runs/smile-2wgt-seed0."
             )
         for path in paths:
             try:
                 trials.append(_trial(path))
             except (MixflError, OSError) as error:
-                notes.append(f"{path}: damaged, left out. {error}")
+                notes.append(f"{path}: damaged and left out. {error}")
     if not trials:
         raise MixflError(f"no run can be read. {' '.join(notes)}")
     trials, repeated = _once(trials)
@@ -56,7 +56,7 @@ def document(folders: Sequence[Path]) -> Document:
 
 
 def curves(folders: Sequence[Path], metrics: Sequence[str] = ()) -> Curves:
-    """The runs of one task in a chart, with these metrics or the most telling ones."""
+    """A chart of the runs of one task, with these metrics or the best-known ones."""
     report = document(folders)
     if len(report.sections) > 1:
         titles = ", ".join(s.title for s in report.sections)
@@ -64,7 +64,7 @@ def curves(folders: Sequence[Path], metrics: Sequence[str] = ()) -> Curves:
     (section,) = report.sections
     charts = [part for part in section.parts if isinstance(part, Curves)]
     if not charts:
-        raise MixflError("these runs have no metrics yet: nothing can be drawn.")
+        raise MixflError("these runs have no metrics yet, so there is nothing to draw.")
     rows = [row for t in report.trials() for row in t.rows]
     known = {k for row in rows for k in row if k != "round" and value(row, k) is not None}
     for metric in metrics:
@@ -95,7 +95,7 @@ def _trial(path: Path) -> Trial:
 
 
 def _once(trials: Sequence[Trial]) -> tuple[list[Trial], list[str]]:
-    """The same run twice has the same numbers: counted as two, it would make intervals narrow."""
+    """Drop repeated runs: the same numbers counted twice would make intervals too narrow."""
     kept: dict[str, Trial] = {}
     notes = []
     for t in sorted(trials, key=lambda t: len(t.rows), reverse=True):
@@ -125,7 +125,7 @@ def _section(task: str, data: str, trials: Sequence[Trial]) -> Section:
 
 
 def _series(trials: Sequence[Trial]) -> list[Series]:
-    """In the order of the algorithms, with the keys in which those of one algorithm differ."""
+    """Ordered by algorithm, and named by the keys in which runs of one algorithm differ."""
     groups: dict[str, list[Trial]] = {}
     for t in trials:
         groups.setdefault(_key(t.config, APART), []).append(t)
@@ -148,7 +148,7 @@ def _series(trials: Sequence[Trial]) -> list[Series]:
 
 
 def _rank(value: Any) -> tuple[bool, float, str]:
-    """Numbers by size, then the rest by name."""
+    """A sort key: numbers by size, then the rest by name."""
     if isinstance(value, int | float):
         return (False, float(value), "")
     return (True, 0.0, str(value))
@@ -159,5 +159,5 @@ def _seed(trial: Trial) -> tuple[bool, float, str]:
 
 
 def _short(task: str) -> str:
-    """Of path.py:problem, without the folders."""
+    """The name of path.py:problem without its folders."""
     return task.rsplit("/", 1)[-1]

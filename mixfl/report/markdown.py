@@ -28,7 +28,7 @@ def markdown(document: Document) -> str:
 
 
 def plain(text: str) -> str:
-    """Text that Markdown shows as it is, on one line."""
+    """The text on one line, escaped so that Markdown shows it unchanged."""
     marked = re.sub(r"([\\`*_{}\[\]#|~$!])", r"\\\1", " ".join(text.split()))
     return re.sub(r"^([-+]|\d+[.)])(?=\s|$)", r"\\\1", marked.translate(ENTITIES))
 
@@ -56,7 +56,7 @@ def _parts(section: Section) -> Iterator[str]:
 
 
 def _holds(table: Table, other: Table) -> bool:
-    """Does it have the other's rows and columns?"""
+    """Whether the table has the other's rows and columns."""
     names = [[row[0] for row in t.rows] for t in (table, other)]
     return names[0] == names[1] and set(other.header) <= set(table.header)
 
@@ -66,7 +66,7 @@ def _title(part: Curves | Sweep | Table) -> str:
 
 
 def _sweep(part: Sweep) -> Table:
-    """A row per value of the key, a column per line."""
+    """One row per value of the key, one column per line."""
     values = sorted({p.x for line in part.lines for p in line.points})
     rows = []
     for x in values:

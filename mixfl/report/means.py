@@ -1,4 +1,4 @@
-"""Means over trials: what a chart draws and what a table says."""
+"""Means over trials, for charts and tables."""
 
 import math
 from collections import Counter
@@ -16,10 +16,10 @@ from mixfl.theory.intervals import half_width, interval
 
 @dataclass(frozen=True)
 class Mean:
-    """A metric of a series, at the rounds that all its trials have."""
+    """A metric of a series, at the rounds that all of its trials have."""
 
     rounds: list[int]
-    bytes: list[float]  # a client's, both ways, so far; empty where not known
+    bytes: list[float]  # per client, both ways, in total so far; empty if unknown
     seconds: list[float]
     mean: list[float]
     low: list[float]  # of the 95 % interval; empty with one trial
@@ -27,7 +27,7 @@ class Mean:
 
 
 def value(row: Row, key: str) -> float | None:
-    """A finite number, or None: files may hold anything."""
+    """The row's value if it is a finite number, else None: files may hold anything."""
     stored = row.get(key)
     if isinstance(stored, bool) or not isinstance(stored, int | float):
         return None
@@ -63,8 +63,8 @@ def _by_round(trial: Trial, metric: str) -> dict[int, float]:
 
 
 def _sums(trial: Trial, keys: Sequence[str], scale: float = 1) -> dict[int, float]:
-    """By round, what the rounds until then cost. A row has the cost of one round of those since
-    the row before; where it has none, the row before's counts."""
+    """The total cost up to each row's round. A row has the cost of one round since the row before;
+    if it has none, the cost in the row before applies."""
     rows = {row["round"]: [value(row, k) for k in keys] for row in trial.rows}
     costs = {r: sum(v for v in values if v is not None) for r, values in rows.items()
              if None not in values}  # fmt: skip
@@ -87,8 +87,8 @@ def _at(rounds: list[int], trials: list[dict[int, float]]) -> list[float]:
 def cap(
     metric: str, names: Sequence[str], means: Sequence[Mean | None]
 ) -> tuple[float, str] | None:
-    """FL alone can have a loss so large that the others could not be told apart: it is cut off.
-    The axis' end, and the words that say so."""
+    """The end of the axis and a note, if one loss is so large that the others could not be told
+    apart (FL alone often is)."""
     there = [(m.mean[-1], m.mean[0], n) for n, m in zip(names, means, strict=True) if m is not None]
     if not metric.endswith("loss") or len(there) < 3:
         return None
@@ -100,7 +100,7 @@ def cap(
 
 
 def final(series: Series, metric: str) -> str:
-    """Mean ± half width after training; how it ended where there is no such number."""
+    """Mean ± half width after training, or how training ended if there is no number."""
     count = len(series.trials)
     diverged = [t.status for t in series.trials if t.status.startswith("diverged")]
     if diverged:
@@ -129,7 +129,7 @@ COSTS = (
 def final_table(
     title: str, series: Sequence[Series], metrics: Sequence[str], costs: bool = True, **more: Any
 ) -> Table:
-    """Final values of each series, and what a round costs a client."""
+    """Final values of each series, and a client's costs per round."""
     header = ["", *map(metric_title, metrics), *(name for _, name, _ in COSTS if costs)]
     rows = []
     for s in series:
@@ -146,7 +146,7 @@ def _cost(cost: float) -> str:
 
 
 def remarks(series: Sequence[Series]) -> list[str]:
-    """On the trials that did not finish."""
+    """Notes on trials that did not finish."""
     lines = []
     for s in series:
         count = len(s.trials)

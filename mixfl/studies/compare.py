@@ -1,4 +1,4 @@
-"""Several algorithms on the same cohorts and seeds, and a table of how they ended."""
+"""Runs several algorithms on the same cohorts and seeds, and tabulates the results."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ class Outcome:
             self.trials.append(done.rows)
 
     def cell(self, metric: str) -> str:
-        """Of a table: mean ± half of the 95 % interval, or that trials diverged or failed."""
+        """A table cell: mean ± half of the 95 % interval, or that trials diverged or failed."""
         values, diverged = self.final(metric), self.diverged
         count = len(diverged) + len(self.trials) + self.failed
         if diverged:
@@ -57,7 +57,7 @@ class Outcome:
 
 
 def outcomes(ended: Sequence[Done]) -> list[Outcome]:
-    """Of trials, by algorithm."""
+    """The outcomes of finished trials, by algorithm."""
     by_algorithm: dict[str, Outcome] = {}
     for one in ended:
         outcome = by_algorithm.setdefault(one.trial.algorithm, Outcome(one.trial.algorithm))
@@ -68,8 +68,8 @@ def outcomes(ended: Sequence[Done]) -> list[Outcome]:
 def planned_trials(
     plans: Sequence[Plan], trials: int, given: dict[str, Any], **more
 ) -> list[Trial]:
-    """The runs of a comparison, a folder each. Trial k has the seed of the settings plus k, the
-    same for every algorithm."""
+    """The runs of a comparison, one folder each. The seed of trial k is the settings' seed plus k,
+    for every algorithm."""
     planned = []
     for plan in plans:
         for k in range(trials):
@@ -88,7 +88,7 @@ def planned_trials(
 
 
 def check(plans: Sequence[Plan]) -> None:
-    """Every mistake shows before the first run begins."""
+    """Report mistakes before the first run begins."""
     with processes.Together():
         for plan in plans:
             preflight(plan.problem, plan.settings, bool(plan.simulator().tables))
@@ -122,7 +122,7 @@ def compare(
 
 
 def shown_metrics(outcomes: Sequence[Outcome]) -> list[str]:
-    """The metrics worth a column: the best known ones, or the first few that there are."""
+    """The metrics worth a column: the best-known ones, or else the first few."""
     metrics = [k for o in outcomes for t in o.trials if t for k in t[-1]]
     known = [k for k in SHOWN if k in metrics]
     return known or list(dict.fromkeys(k for k in metrics if k.startswith(("eval/", "train/"))))[:3]

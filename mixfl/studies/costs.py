@@ -1,4 +1,4 @@
-"""Plans the runs whose costs `mixfl costs` and the paper's tables show."""
+"""Plans runs to count their costs, for `mixfl costs` and the paper's tables."""
 
 import functools
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ def costs(
     task: str, preset: str | None, data: str | None, given: Mapping[str, Any],
     report=lambda *_: None,
 ) -> Costs:  # fmt: skip
-    """Of the paper's four algorithms, as far as the task has them."""
+    """The costs of the paper's four algorithms, those that the task allows."""
     if preset is None and "paper" in find(task).presets:
         preset = "paper"
     problems: dict = {}
@@ -32,5 +32,5 @@ def costs(
 
 @functools.cache
 def paper_costs(task: str, data: str | None) -> Costs:
-    """At the paper's settings."""
+    """The costs at the paper's settings."""
     return costs(task, "paper", data, {})

@@ -1,4 +1,4 @@
-"""`mixfl reproduce`: the paper's tables and figures, and its claims, from the studies' runs."""
+"""`mixfl reproduce`: the paper's tables, figures and claims, from the runs of studies."""
 
 import datetime
 import json
@@ -43,12 +43,12 @@ RUNS = "runs"
 
 
 def is_file(id: str) -> bool:
-    """Is it the file of a study of the user's own?"""
+    """Whether the id is the path of a user's study file."""
     return id.endswith(".toml")
 
 
 def chosen(ids: Sequence[str], scale: str, data: Path | None) -> list[Study]:
-    """The studies with these labels (or names, or files); all of ours, if none is given."""
+    """The studies with these labels, names or files; without ids, all of the paper's."""
     if scale not in studies.SCALES:
         raise unknown("scale", scale, studies.SCALES)
     every = [studies.read(path, scale, data) for path in studies.files()]
@@ -67,7 +67,7 @@ def chosen(ids: Sequence[str], scale: str, data: Path | None) -> list[Study]:
 
 
 def listed(scale: str, data: Path | None, jobs: int) -> list[list[str]]:
-    """Label, what it is, study, estimated time."""
+    """Rows of label, title, study and estimated time."""
     every = chosen([], scale, data)
     labels = dict.fromkeys(label for s in every for label in s.labels)
     rows = []
@@ -83,21 +83,21 @@ def listed(scale: str, data: Path | None, jobs: int) -> list[list[str]]:
 
 
 def reproduce(wanted: Sequence[Study], out: Path, crew: Crew, board: Board) -> dict[str, Done]:
-    """Makes the runs of the studies, each once; by folder."""
+    """Make the runs of the studies, each once. Returns them by folder."""
     trials: dict[str, Trial] = {t.folder: t for s in wanted for t in s.trials()}
-    # The first trial of every setting, then the second: a part of them tells something already.
+    # The first trial of every setting, then the second: an early look shows all settings.
     order = sorted(trials.values(), key=lambda t: t.keys["seed"])
     ended = crew.make(order, out / RUNS, board)
     return {d.trial.folder: d for d in ended}
 
 
 def over(wanted: Sequence[Study], out: Path) -> set[str]:
-    """The folders of the runs that need not be made any more."""
+    """The folders of runs that are done."""
     return {t.folder for s in wanted for t in s.trials() if done(t, out / RUNS)}
 
 
 def remember(out: Path, ids: Sequence[str], scale: str, data: Path | None) -> None:
-    """What was asked for, so that `mixfl report` can show it again."""
+    """Save the request, so that `mixfl report` can show the results again."""
     out.mkdir(parents=True, exist_ok=True)
     kept = [os.path.abspath(i) if is_file(i) else i for i in ids]
     file, asked = out / REPRODUCED, {"ids": kept, "scale": scale}
@@ -115,7 +115,7 @@ def remember(out: Path, ids: Sequence[str], scale: str, data: Path | None) -> No
 
 
 def made(folders: Sequence[Path]) -> Document:
-    """Of a folder that `mixfl reproduce` made, what is there by now."""
+    """A document about the finished studies in a folder of `mixfl reproduce`."""
     (folder,) = folders
     asked = json.loads((folder / REPRODUCED).read_bytes())
     data = Path(asked["data"]) if "data" in asked else None
@@ -154,7 +154,7 @@ def document(
 
 
 def draw(document: Document, folder: Path) -> None:
-    """The curves as files for a paper, by their labels."""
+    """Save the charts as files for a paper, named by their labels."""
     from mixfl.report.save import save_plot
 
     parts = [p for s in document.sections for p in s.parts if isinstance(p, Curves) and p.label]
@@ -188,7 +188,7 @@ def head(study: Study, show: Mapping[str, Any]) -> dict[str, Any]:
 
 def curves(study, show, ended, out) -> list[Curves]:
     settings = study.named(show.get("series"))
-    split = show.get("panel_per")  # a part for each algorithm, as the paper has it
+    split = show.get("panel_per")  # one chart per algorithm, as in the paper
     groups = [settings]
     if split == "algorithm":
         ids = dict.fromkeys(s.algorithm for s in settings)
@@ -220,12 +220,12 @@ def series(setting: Setting, ended: Mapping[str, Done], out: Path) -> Series:
 
 
 def spelt(name: str, algorithm: str) -> str:
-    """A setting's name, for people."""
+    """A setting's name with the algorithm spelled out."""
     return name.replace(algorithm, NAMES[algorithm], 1)
 
 
 def final(study, show, ended, out) -> list[Sweep]:
-    """A metric at the end against a key."""
+    """A metric after training against a key."""
     results, key, metric = Results(study, ended), show["key"], show["metric"]
     settings = study.named(show.get("series"))
     lines: dict[tuple[str, str], list[Point]] = {}
@@ -248,14 +248,14 @@ def final(study, show, ended, out) -> list[Sweep]:
 
 
 def table(study, show, ended, out) -> list[Table]:
-    """Values at the end, and what a round costs."""
+    """Values after training, and costs per round."""
     lines = [series(s, ended, out) for s in study.named(show.get("series"))]
     about = head(study, show)
     return [final_table(about.pop("title"), lines, show["metrics"], **about)]
 
 
 def largest(study, show, ended, out) -> list[Table]:
-    """The largest values over rounds and trials, beside the paper's."""
+    """The largest values over rounds and trials, with the paper's for comparison."""
     results = Results(study, ended)
     rows = []
     for setting in study.named(show.get("series")):

@@ -1,4 +1,4 @@
-"""`mixfl sweep`: settings tried in turn, chosen on validation data and reported on test data."""
+"""`mixfl sweep`: tries settings, chooses on validation data and reports on test data."""
 
 import itertools
 import json
@@ -17,7 +17,7 @@ from mixfl.studies.trials import Done, Trial
 from mixfl.theory.intervals import half_width
 
 RESULTS = "sweep.json"
-CHOSEN_BY = ("auc", "accuracy", "recall@10", "loss")  # the first that there is, if not said
+CHOSEN_BY = ("auc", "accuracy", "recall@10", "loss")  # without --by, the first of these that exists
 
 
 @dataclass
@@ -43,8 +43,8 @@ def planned_trials(
     task: str, algorithms: Sequence[str], over: Mapping[str, Sequence[Any]], trials: int, seed: int,
     given: Mapping[str, Any], **more: Any,
 ) -> list[Trial]:  # fmt: skip
-    """Seeds are the same for every setting, so that the settings are compared on the same
-    cohorts. Trial by trial: after a part of them all settings are known a little."""
+    """Every setting has the same seeds, so that settings are compared on the same cohorts. All
+    settings get their first trial before any gets its second."""
     planned = []
     for k in range(trials):
         for algorithm in algorithms:
@@ -73,13 +73,13 @@ def settings(ended: Sequence[Done], over: Mapping[str, Sequence[Any]]) -> list[S
 
 @dataclass
 class Choice:
-    metric: str  # the key that decided
-    validated: bool  # by validation data, or by the test data itself
+    metric: str  # that decided
+    validated: bool  # on validation data, or on the test data itself
     best: Setting | None  # None: all diverged
 
 
 def choose(settings: Sequence[Setting], by: str | None) -> Choice:
-    """The best mean at the end. A setting of which a trial diverged or failed is none."""
+    """The setting with the best mean after training, among those whose trials all finished."""
     keys = {k for s in settings for t in s.outcome.trials if t for k in t[-1]}
     prefix = "valid/" if any(k.startswith("valid/") for k in keys) else "eval/"
     wanted = [by.removeprefix("valid/").removeprefix("eval/")] if by else CHOSEN_BY

@@ -21,7 +21,7 @@ from mixfl.report.document import (
     Trial,
 )
 from mixfl.report.page import page as written
-from mixfl.report.style import COLOURS, ON_DARK
+from mixfl.report.style import COLORS, ON_DARK
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 HOSTILE = "<img src=x onerror=alert(1)><b>bold</b> %{x} </script><script>alert(1)</script>"
@@ -105,12 +105,12 @@ def opened(browser, tmp_path):
 
 
 def plot(tab, figure=0):
-    """What Plotly has: per line its name, x, y, whether it is seen, and colour; and the layout."""
+    """What Plotly has: per line its name, x, y, whether it is seen, and color; and the layout."""
     return tab.evaluate(
         """(k) => {
           const area = document.querySelectorAll(".chart")[k];
           const lines = area.data.filter((t) => t.text).map((t) => ({
-            name: t.name, x: [...t.x], y: [...t.y], visible: t.visible, colour: t.line.color }));
+            name: t.name, x: [...t.x], y: [...t.y], visible: t.visible, color: t.line.color }));
           const { xaxis, yaxis } = area._fullLayout;
           const bands = area.data.filter((t) => t.fill === "toself").length;
           return { lines, bands, y: yaxis.type, x: xaxis.type, width: area.layout.width };
@@ -197,10 +197,10 @@ def test_dark_by_the_system_and_by_the_button(opened):
     tab = opened(color_scheme="dark")
     dark = tab.evaluate(ground)
     assert dark != "rgb(255, 255, 255)"
-    assert plot(tab)["lines"][2]["colour"] == ON_DARK["oracle"]
+    assert plot(tab)["lines"][2]["color"] == ON_DARK["oracle"]
     tab.get_by_role("button", name="Switch to light").click()
     assert tab.evaluate(ground) == "rgb(255, 255, 255)"
-    assert plot(tab)["lines"][2]["colour"] == COLOURS["oracle"]
+    assert plot(tab)["lines"][2]["color"] == COLORS["oracle"]
     tab.reload()  # it is kept
     assert tab.evaluate(ground) == "rgb(255, 255, 255)"
     tab = opened()
@@ -222,10 +222,10 @@ def test_a_phone_need_not_scroll_sideways(opened, word):
 def test_paper_is_light_and_has_the_evidence(opened):
     tab = opened(color_scheme="dark")
     tab.evaluate("dispatchEvent(new Event('beforeprint'))")
-    assert plot(tab)["lines"][2]["colour"] == COLOURS["oracle"]
+    assert plot(tab)["lines"][2]["color"] == COLORS["oracle"]
     assert tab.locator(".verdicts details[open]").count() == 2
     tab.evaluate("dispatchEvent(new Event('afterprint'))")
-    assert plot(tab)["lines"][2]["colour"] == ON_DARK["oracle"]
+    assert plot(tab)["lines"][2]["color"] == ON_DARK["oracle"]
     assert tab.locator(".verdicts details[open]").count() == 0
     assert tab.pdf(format="A4").startswith(b"%PDF")
 

@@ -1,4 +1,4 @@
-"""A document as one HTML file that needs nothing else: no network, no server."""
+"""A document as one HTML file that needs no network and no server."""
 
 import re
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from mixfl.report.page.render import render
 from mixfl.report.page.script_data import figure, points_per_line, runs
 
 SIGNS = {"agree": "✓", "disagree": "✕", "not decided": "?"}
-# Also 0.98 ± 0.01, 213 MB, and what stands in place of a number.
+# Also 0.98 ± 0.01, 213 MB, and text in place of a number.
 NUMERIC = re.compile(r"[-+±]?[0-9.,]+(\W.*)?|-?|diverged.*", re.I)
 
 
@@ -28,7 +28,7 @@ def page(document: Document) -> str:
 
 
 def _sections(document: Document) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """The sections for the template, and the figures for the script, which it finds by number."""
+    """The sections for the template, and the figures for the script, referred to by number."""
     sections: list[dict[str, Any]] = []
     figures: list[dict[str, Any]] = []
     most = points_per_line(document)
@@ -49,7 +49,7 @@ def _sections(document: Document) -> tuple[list[dict[str, Any]], list[dict[str, 
 
 
 def _table(table: Table) -> dict[str, Any]:
-    """All rows as long as the longest, and which columns are numbers."""
+    """The table with all rows padded to one length, and which columns hold numbers."""
     width = max(map(len, (table.header, *table.rows)))
     rows = [_padded(row, width) for row in table.rows]
     numeric = [bool(rows) and all(NUMERIC.fullmatch(row[i]) for row in rows) for i in range(width)]

@@ -1,4 +1,4 @@
-"""Renders a page's template. Every value is escaped; a page is one file that loads nothing."""
+"""Renders page templates. Values are escaped, and a page is one file that loads nothing."""
 
 import functools
 from pathlib import Path
@@ -12,11 +12,11 @@ FOLDER = Path(__file__).parent
 
 def render(template: str, **values: Any) -> str:
     text = _environment().get_template(template).render(values)
-    return text.encode(errors="replace").decode()  # folders' names need not be Unicode
+    return text.encode(errors="replace").decode()  # folder names need not be Unicode
 
 
 def asset(name: str) -> Markup:
-    """A file of this folder, as it is."""
+    """A file in this folder, unescaped."""
     return Markup((FOLDER / name).read_text())
 
 

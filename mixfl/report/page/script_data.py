@@ -1,4 +1,4 @@
-"""What the page's script draws and saves, as JSON: the figures and the runs."""
+"""The figures and runs that the page's script draws and saves."""
 
 import json
 from collections.abc import Sequence
@@ -8,13 +8,13 @@ from mixfl.report.document import Curves, Document, Sweep, Trial
 from mixfl.report.means import Mean, cap, mean, remarks, value
 from mixfl.report.style import Style, metric_title, styles
 
-RAW_NUMBERS = 150_000  # of all runs; more are thinned
-DRAWN_NUMBERS = 150_000  # of all charts
+RAW_NUMBERS = 150_000  # in all runs; beyond this, rows are left out
+DRAWN_NUMBERS = 150_000  # in all charts
 LINE_WIDTH = 2
 
 
 def points_per_line(document: Document) -> int:
-    """At most, so that the page stays small."""
+    """The most points per line that keep the page small."""
     parts = [part for section in document.sections for part in section.parts]
     lines = sum(len(p.series) * len(p.metrics) for p in parts if isinstance(p, Curves))
     return max(30, min(400, DRAWN_NUMBERS // (6 * max(lines, 1))))
@@ -124,7 +124,7 @@ def _metrics(trial: Trial) -> list[str]:
 
 
 def _kept(count: int, every: int) -> list[int]:
-    """The indices of every so many rows, and of the last."""
+    """Indices of every n-th row and of the last one."""
     kept = list(range(0, count, max(every, 1)))
     return kept if not kept or kept[-1] == count - 1 else [*kept, count - 1]
 

@@ -28,13 +28,13 @@ from mixfl.tasks.chunks import over_chunks
 from mixfl.tasks.options import VALIDATION_HELP, UpToBillion
 from mixfl.validation import Auto, Index, Share, check_fields, key
 
-# The paper's users: 3865 train, 483 are for validation, 483 for tests, 1209 are datacenter data.
+# The paper's users: 3865 for training, 483 for validation, 483 for tests, 1209 in the datacenter.
 USERS, TRAIN, HELD_OUT = 6040, 3865, 483
 TOP = 10
 BALANCE = 40  # lambda x movies: lambda is 0.01 for MovieLens-1M
 INIT = 0.05
 EPSILON = 1e-12  # under square roots, whose slope at 0 is infinite
-EVAL_CHUNK = 256  # scores of so many examples stay in the cache
+EVAL_CHUNK = 256  # examples whose scores fit in the cache
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,8 @@ class Options:
             raise MixflError("validation = true needs split = test: give one of the two.")
 
     def strength(self, movies: int) -> float:
-        """Of the regularizer. Its pull on a movie does not depend on their number, that of the
-        hinge loss falls with it: a movie is in fewer examples."""
+        """Lambda. The regularizer's pull on a movie does not depend on the number of movies, but
+        that of the hinge loss falls with it: a movie is in fewer examples."""
         return BALANCE / movies if self.spreadout == "auto" else float(self.spreadout)
 
 
@@ -123,10 +123,10 @@ def _opened(path: Path) -> ClientData:
 
 
 def with_lengths(users: ClientData) -> ClientData:
-    """With a column `length`, the number of movies in the context.
+    """Add a column `length`, the number of movies in the context.
 
-    The loss can't count the movies that are not 0 itself: a client that holds only its own rows
-    of the table has its movies renumbered, the padding too.
+    The loss can't count the nonzero movies itself: a client that holds only its own rows of the
+    table has its movies renumbered, including the padding.
     """
     columns = users.examples.columns
     lengths = []
@@ -145,7 +145,7 @@ def with_lengths(users: ClientData) -> ClientData:
 
 
 def _largest_id(examples: Examples) -> int:
-    """The catalogue's size, which is public: nothing about a user is read off it."""
+    """The size of the catalog, which is public and says nothing about a user."""
     columns = (examples.columns["context"], examples.columns["movie"])
     return max(int(part.max()) for column in columns for part in column.parts)
 
@@ -153,9 +153,9 @@ def _largest_id(examples: Examples) -> int:
 def split(users: int, options: Options) -> dict[str, np.ndarray]:
     """Users for each purpose, in the paper's proportions.
 
-    `datacenter` are the paper's 20 % of users whose data is at the server. Its algorithms train on
-    none of it here, where the central loss needs no data; they stay out, so that what the others
-    train on is what the paper's trained on.
+    `datacenter` are the paper's 20 % of users whose data is at the server. No algorithm trains on
+    them here, because the central loss needs no data. They are left out so that training uses as
+    many users as in the paper.
     """
     if users < 13:
         raise MixflError(f"the data has {users} users: the movie task needs at least 13.")
@@ -179,15 +179,15 @@ def init(key: Any, movies: int, embedding: int) -> dict[str, Any]:
 
 
 def unit(vectors):
-    """Of length 1; the zero vector (all ReLUs off) stays 0, with a finite slope."""
+    """Vectors scaled to length 1; the zero vector (all ReLUs off) stays 0, with a finite slope."""
     return vectors * jax.lax.rsqrt(jnp.sum(vectors**2, axis=-1, keepdims=True) + EPSILON)
 
 
 @jax.custom_vjp
 def product(x, w):
     """x @ w. XLA is several times slower at many small products x'g than at x @ g: for a group of
-    clients, the weights' gradients would take a third of the time. So x is turned first, behind a
-    barrier that keeps the two from being made into one."""
+    clients, the gradients of the weights would take a third of the time. So x is transposed first,
+    behind a barrier that keeps XLA from fusing the two."""
     return x @ w
 
 
@@ -198,7 +198,7 @@ product.defvjp(
 
 
 def left_tower(layer, context, length):
-    """From the context's embeddings [n, 10, d], of which the first `length` count: [n, d]."""
+    """Embeddings of the context [n, 10, d] -> [n, d]; only the first `length` count."""
     counts = jnp.arange(context.shape[1]) < length[:, None]  # [n, 10]
     total = jnp.sum(jnp.where(counts[..., None], context, 0), axis=1)
     mean = total / jnp.maximum(length, 1)[:, None]
@@ -206,7 +206,7 @@ def left_tower(layer, context, length):
 
 
 def hinge_loss(params, batch, margin):
-    """max(margin - cosine, 0)^2: positives only, a client has no others."""
+    """max(margin - cosine, 0)^2: clients have positive examples only."""
     table = params["movies"]
     left = left_tower(params["context"], table[batch["context"]], batch["length"])
     cosine = jnp.sum(left * unit(table[batch["movie"]]), axis=-1)
@@ -216,9 +216,9 @@ def hinge_loss(params, batch, margin):
 def spreadout(params, strength):
     """strength x sqrt(sum over i != j of (u_i . u_j)^2), u the movies' rows at length 1.
 
-    By way of the d x d matrix U'U: sum over all i, j of (u_i . u_j)^2 is its squared norm. Every
-    movie counts, also one that nobody rated, as the server can't know; row 0 and the spare row
-    are no movies.
+    The sum over all i, j of (u_i . u_j)^2 is the squared norm of the d x d matrix U'U. Every movie
+    counts, even one that nobody rated, because the server can't know. Row 0 and the spare row are
+    not movies.
     """
     u = unit(params["movies"][1:-1])
     itself = jnp.sum(jnp.sum(u**2, axis=1) ** 2)
@@ -226,9 +226,9 @@ def spreadout(params, strength):
 
 
 def hits(scores, target, context, count_context: bool):
-    """Whether `target` is among the ten best: 0 or 1, or its chance where ties are drawn by lot.
+    """Whether `target` is among the ten best: 0 or 1, or its chance if ties are broken at random.
 
-    scores: [n, movies + 1], those of id 0 at -inf; target: [n]; context: [n, 10], 0 = padding.
+    scores: [n, movies + 1], -inf for id 0; target: [n]; context: [n, 10], 0 = padding.
     """
     each = jnp.arange(len(scores))
     own = scores[each, target][:, None]
@@ -276,7 +276,7 @@ class Evaluation:
         return self._over_all(lambda batch: (self.popular(batch),))[0]
 
     def _over_all(self, function) -> list[float]:
-        """Means over all examples of what `function` gives for a chunk of them."""
+        """Means over all examples of the values that `function` returns for a chunk."""
         n = len(self.examples["movie"])
 
         def chunk(rows):

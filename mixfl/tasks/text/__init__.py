@@ -1,7 +1,7 @@
 """Next-character prediction: people's posts stay with them, the datacenter has articles.
 
-Federated: sequences of characters by client; central: those of articles. The model is a GRU; it
-is judged on clients and articles that it was not trained on.
+Federated: clients' sequences of characters; central: sequences from articles. The model is a GRU.
+It is evaluated on clients and articles that it was not trained on.
 """
 
 from dataclasses import dataclass
@@ -70,7 +70,7 @@ def problem(options: Options = Options(), data: Path | None = None) -> Problem: 
         train = {name: part[0] for name, part in divided.items()}
         validation = {name: part[1].examples for name, part in divided.items()}
     vocabulary = Vocabulary(tuple(TFF))
-    if o.vocabulary == "central":  # the clients' text can't be read
+    if o.vocabulary == "central":  # the server can't read the clients' text
         vocabulary = Vocabulary.of(train["central"].examples, o.vocabulary_size, o.data_seed)
     loss = partial(char_model.loss, table=vocabulary.table)
     judge = partial(Evaluation, vocabulary=vocabulary, most=o.eval_sequences, seed=o.data_seed)
@@ -100,7 +100,7 @@ def _synthetic(o: Options) -> dict[str, tuple[ClientData, ClientData]]:
 
 
 def _opened(folder: Path, o: Options) -> dict[str, tuple[ClientData, ClientData]]:
-    """Training and evaluation data of both kinds; prepared with --split, they are apart already."""
+    """Training and evaluation data of both terms. Data prepared with --split is divided already."""
     parts = {}
     for name in WEIGHTS:
         path = folder / name
@@ -145,7 +145,7 @@ def _divided(people: ClientData, o: Options, name: str) -> tuple[ClientData, Cli
 class Evaluation:
     """Accuracy and loss per character on each split, and on the mixture of both.
 
-    An unknown character is a class of its own in the loss; no prediction of it is accurate.
+    An unknown character is a class of its own in the loss; predicting it never counts as right.
     """
 
     def __init__(self, splits: dict[str, Examples], vocabulary: Vocabulary, most: int, seed: int):
@@ -178,13 +178,13 @@ class Evaluation:
 
 
 def sums(params, text, table):
-    """Of a chunk of sequences: total loss, characters predicted rightly, characters."""
+    """Total loss, characters predicted right and characters, in a chunk of sequences."""
     ids = char_model.encoded(text, table)
     z, losses = char_model.cross_entropies(params, ids)
     targets = ids[1:]
     own = jnp.take_along_axis(z, targets[..., None], -1)
     best = z.max(-1, keepdims=True)
-    # Of several that are best, one is drawn by lot. (argmax takes as long as the rest but the GRU.)
+    # Ties are broken at random. (argmax would take as long as everything except the GRU.)
     chance = jnp.where(own == best, 1 / (z == best).sum(-1, keepdims=True), 0)[..., 0]
     right = jnp.where(targets > UNKNOWN, chance, 0)
     return jnp.stack([losses.sum(), right.sum(), (targets > 0).sum()])
