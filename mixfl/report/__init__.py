@@ -1,1 +1,1 @@
-"""Reports on runs: their content (document), its sources (from_runs) and output (page, markdown)."""
+"""Reports on runs: their content (document, from_runs) and output (page, markdown, plots)."""

@@ -195,7 +195,7 @@ def made_trials(task, algorithm, preset, data, keys, name, count) -> list[Trial]
 
 
 def estimate(studies: Sequence[Study], jobs: int, over: Collection[str] = ()) -> float:
-    """Seconds for the runs of all studies, each counted once, except those in the folders `over`."""
+    """Seconds for the runs of all studies, each counted once, without the folders in `over`."""
     runs = {
         t.folder: seconds(t, s.round_ms)
         for s in studies

@@ -48,23 +48,10 @@ class Rounds(NamedTuple):
 
 
 def rounds(
-    algorithm: str,
-    convexity: str,
-    *,
-    beta: float,
-    epsilon: float,
-    sigma2: float,
-    sigma_c2: float,
-    K: int,
-    S: int,
-    mu: float = 0.0,
-    D2: float | None = None,
-    F: float | None = None,
-    sigma_f2: float = 0.0,
-    G2: float = 0.0,
-    B2: float = 1.0,
-    as_printed: bool = True,
-) -> Rounds:
+    algorithm: str, convexity: str, *, beta: float, epsilon: float, sigma2: float, sigma_c2: float,
+    K: int, S: int, mu: float = 0.0, D2: float | None = None, F: float | None = None,
+    sigma_f2: float = 0.0, G2: float = 0.0, B2: float = 1.0, as_printed: bool = True,
+) -> Rounds:  # fmt: skip
     """Table 1 (`tab.conv_summary`), with its extension to clients that differ (sigma_f2).
 
     Strongly convex needs mu, convex D2, nonconvex F. Of the printed table, log(1/epsilon) and PT's
@@ -136,16 +123,9 @@ class Rates(NamedTuple):
 
 
 def max_rates(
-    algorithm: str,
-    convexity: str,
-    *,
-    beta: float,
-    K: int,
-    eta_s: float = 1.0,
-    eta_m: float = 1.0,
-    mu: float = 0.0,
-    B2: float = 1.0,
-) -> Rates:
+    algorithm: str, convexity: str, *, beta: float, K: int, eta_s: float = 1.0, eta_m: float = 1.0,
+    mu: float = 0.0, B2: float = 1.0,
+) -> Rates:  # fmt: skip
     """The theorems' conditions: eta eta_s and eta_c at most max_step / (K eta_m).
 
     1-way merges nothing: there eta_m has no part in it.

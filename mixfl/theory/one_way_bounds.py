@@ -32,19 +32,9 @@ def one_way_variance(
 
 
 def one_way_convex(
-    *,
-    beta: float,
-    sigma2: float,
-    sigma_c2: float,
-    K: int,
-    S: int,
-    eta_s: float,
-    D2: float,
-    step: float,
-    T: int,
-    mu: float = 0.0,
-    sigma_f2: float = 0.0,
-) -> float:
+    *, beta: float, sigma2: float, sigma_c2: float, K: int, S: int, eta_s: float, D2: float,
+    step: float, T: int, mu: float = 0.0, sigma_f2: float = 0.0,
+) -> float:  # fmt: skip
     """Bound on E f(x_bar) - f(x*) with a fixed step <= 1/(8 beta).
 
     x_bar is the mean of x^(0) ... x^(T); with mu > 0 the weighted mean, x^(t) counting
@@ -64,17 +54,9 @@ def one_way_convex(
 
 
 def one_way_convex_tuned(
-    *,
-    beta: float,
-    sigma2: float,
-    sigma_c2: float,
-    K: int,
-    S: int,
-    eta_s: float,
-    D2: float,
-    T: int,
-    sigma_f2: float = 0.0,
-) -> Tuned:
+    *, beta: float, sigma2: float, sigma_c2: float, K: int, S: int, eta_s: float, D2: float,
+    T: int, sigma_f2: float = 0.0,
+) -> Tuned:  # fmt: skip
     """The paper's square-root form, and the step, tuned to T, for which it holds."""
     check_symbols(beta=beta, D2=D2, T=T)
     _check_assumptions("convex", S, eta_s, sigma_f2)
@@ -85,19 +67,9 @@ def one_way_convex_tuned(
 
 
 def one_way_nonconvex(
-    *,
-    beta: float,
-    sigma2: float,
-    sigma_c2: float,
-    K: int,
-    S: int,
-    eta_s: float,
-    F: float,
-    step: float,
-    T: int,
-    beta_bounds_f: bool = False,
-    sigma_f2: float = 0.0,
-) -> float:
+    *, beta: float, sigma2: float, sigma_c2: float, K: int, S: int, eta_s: float, F: float,
+    step: float, T: int, beta_bounds_f: bool = False, sigma_f2: float = 0.0,
+) -> float:  # fmt: skip
     """Bound on the least E ||grad f(x^(t))||^2, t = 0 ... T, with a fixed step <= 1/(18 beta).
 
     It bounds their mean over t, too. `beta_bounds_f`: see `one_way_variance`.
@@ -112,18 +84,9 @@ def one_way_nonconvex(
 
 
 def one_way_nonconvex_tuned(
-    *,
-    beta: float,
-    sigma2: float,
-    sigma_c2: float,
-    K: int,
-    S: int,
-    eta_s: float,
-    F: float,
-    T: int,
-    beta_bounds_f: bool = False,
-    sigma_f2: float = 0.0,
-) -> Tuned:
+    *, beta: float, sigma2: float, sigma_c2: float, K: int, S: int, eta_s: float, F: float,
+    T: int, beta_bounds_f: bool = False, sigma_f2: float = 0.0,
+) -> Tuned:  # fmt: skip
     """The paper's square-root form, and the step, tuned to T, for which it holds."""
     check_symbols(beta=beta, F=F, T=T)
     _check_assumptions("nonconvex", S, eta_s, sigma_f2)

@@ -29,7 +29,7 @@ from mixfl.report.markdown import markdown, plain
 from mixfl.report.means import cap, final, mean
 from mixfl.report.page import page
 from mixfl.report.page.render import render
-from mixfl.report.style import COLOURS, ON_DARK, styles
+from mixfl.report.style import COLORS, ON_DARK, styles
 
 HOSTILE = "</script><script>alert(1)</script><b onclick='x()'>`|&amp;\u2028{{data}}"
 
@@ -115,15 +115,15 @@ def test_only_a_loss_far_above_the_others_is_cut_off():
 
 
 def test_lines_of_one_algorithm_can_be_told_apart():
-    assert COLOURS.keys() == ON_DARK.keys()
+    assert COLORS.keys() == ON_DARK.keys()
     (one,) = styles(["1wgt"])
-    assert (one.light, one.marker) == (COLOURS["1wgt"], "")
+    assert (one.light, one.marker) == (COLORS["1wgt"], "")
     several = styles(["oracle"] * 4 + ["pt"])
     for kind in ("light", "dark"):
         looks = [(getattr(s, kind), s.dashes, s.marker) for s in several]
         assert len(set(looks)) == 5
     assert len({s.dashes for s in several[:4]}) == len({s.marker for s in several[:4]}) == 4
-    assert several[4].light == COLOURS["pt"]
+    assert several[4].light == COLORS["pt"]
 
 
 # Pages
