@@ -159,7 +159,7 @@ def test_vocabulary_has_the_most_frequent_characters_and_survives_json(tmp_path)
     assert Vocabulary.read(tmp_path / "v.json") == v
     assert v.decode(v.encode("bad")) == "bad"
     assert len(TFF) == len(set(TFF)) == 86
-    with pytest.raises(MixflError, match="no Unicode code point"):
+    with pytest.raises(MixflError, match="not a Unicode code point"):
         Vocabulary.of(Examples.from_arrays({"text": np.array([[1, 2**21]])}), 3, 0)
 
 

@@ -139,7 +139,7 @@ _states.defvjp(_forward, _backward)
 
 
 def cross_entropies(params: Any, ids):
-    """ids [time + 1, batch] -> logits, and -log p of the characters after the first, 0 at padding."""
+    """ids [time + 1, batch] -> logits, and -log p of all but the first character, 0 at padding."""
     z = logits(params, ids[:-1])
     targets = ids[1:]
     right = jnp.take_along_axis(z, targets[..., None], -1)[..., 0]
