@@ -1,4 +1,4 @@
-"""Measures a problem within a time budget and says which algorithm fits."""
+"""Measures a problem within a time budget and recommends an algorithm and its settings."""
 
 import dataclasses
 import math
@@ -23,14 +23,14 @@ from mixfl.theory.intervals import Interval, interval
 from mixfl.theory.predictions import Prediction, Setup, limited_by_noise, rounds_to
 
 Report = Callable[[int, int, str], None]
-ROUNDS = 20  # with K = 1, along which G~ and B~ are measured
-COHORTS = 16  # from which variances are estimated
-SPLIT = 8  # the same, of a divided population
-SAMPLES = 3  # from which beta is
-BATCHES = 4  # of a client, at most, for variances
+ROUNDS = 20  # with K = 1, to measure G~ and B~
+COHORTS = 16  # to estimate variances
+SPLIT = 8  # cohorts for a divided population
+SAMPLES = 3  # to estimate beta
+BATCHES = 4  # the most batches of a client, for variances
 PROBE = 10  # rounds
-CLEARLY = 0.05  # of the loss gained
-AGAIN = 1 << 20  # rounds whose cohorts no run will see
+CLEARLY = 0.05  # share of the gain in loss that makes a learning rate clearly better
+AGAIN = 1 << 20  # measurements use cohorts from this round on, which no run will see
 OPTIMIZERS = ("client_opt", "server_opt", "central_opt", "merge_opt")
 PLAIN: dict[str, Any] = {**dict.fromkeys(OPTIMIZERS, "sgd"), "central_lr": "auto"}
 
@@ -72,7 +72,7 @@ class Diagnosis(NamedTuple):
 
 
 class Clock:
-    """What is left of a budget."""
+    """Keeps track of the time budget."""
 
     def __init__(self, budget: float, report: Report):
         self.begun, self.budget, self.report = time.perf_counter(), budget, report
@@ -82,7 +82,8 @@ class Clock:
         return time.perf_counter() - self.begun
 
     def repeat(self, what: str, times: int, until: float, least: int = 1):
-        """0, 1, ... while the given part of the budget is not spent, and `least` times anyway."""
+        """Yields 0, 1, ... up to `times`, until the share `until` of the budget is spent, but at
+        least `least` times."""
         for i in range(times):
             if i >= least and self.spent > until * self.budget:
                 return
@@ -94,16 +95,9 @@ def diagnose(
     problem: Problem, s: Settings, target: float = 0.1, budget: float = 120.0,
     column: str | None = None, report: Report = lambda *_: None, horizon: int = 500,
 ) -> Diagnosis:  # fmt: skip
-    """`column` is one by which clients might be divided; `horizon` the most rounds to predict.
-    Optimizers and learning rates are plain SGD's and the automatic ones, whatever `s` has."""
-    if not problem.populations:
-        raise MixflError("the problem has no federated term: there is nothing to choose.")
-    if len(problem.terms) < 2:
-        raise MixflError(
-            "the problem has one term only, so there is nothing to mix: use fedavg, or add a term."
-        )
-    if column is not None:
-        check_column(problem, column)
+    """`column` is a column by which clients might be divided. `horizon` is the most rounds to
+    predict. Optimizers are plain SGD and `central_lr` is `auto`, whatever `s` has."""
+    check_problem(problem, column)
     # Clipping would hide a step that is too long.
     s = dataclasses.replace(s, **PLAIN, clip="off", aggregation="mean")
     clock = Clock(budget, report)
@@ -111,13 +105,15 @@ def diagnose(
     x0 = problem.init(jax.random.key(s.seed))
     curve, x1 = along(problem, s, x0, clock)
     measure = Gradients(problem, s, batches_to_measure(problem, s))
-    curvature, betas = Curvature(problem, measure.simulator, AGAIN), []
+    curvature = Curvature(problem, measure.simulator, AGAIN)
     x, start = curvature.flat(x1), curvature.flat(x0)
-    for i in clock.repeat("smoothness", SAMPLES, 0.35, 2):
-        betas.append(curvature.of_round(AGAIN + i).smoothness(x, seed=i))
+    betas = [
+        curvature.of_round(AGAIN + i).smoothness(x, seed=i)
+        for i in clock.repeat("smoothness", SAMPLES, 0.35, 2)
+    ]
     at_start = curvature.smoothness(start)
-    along_gradients = directions(curvature, x, start)
-    basis = jax.vmap(curvature.unravel)(along_gradients.basis)
+    subspace = directions(curvature, x, start)
+    basis = jax.vmap(curvature.unravel)(subspace.basis)
     measured = [
         measure.at(x1, AGAIN + i, basis)
         for i in clock.repeat("gradients and their noise", COHORTS, 0.6, 4)
@@ -126,7 +122,7 @@ def diagnose(
         term_figures(j, problem, setup, measured, np.array(betas), at_start)
         for j in range(len(problem.terms))
     ]
-    model = quadratic_model(problem, along_gradients, measured)
+    model = quadratic_model(problem, subspace, measured)
     choice = choose(model, setup, target, horizon)
     chosen = choice.chosen
     probe = probed(problem, s, setup, chosen, x0, curvature, clock)
@@ -134,14 +130,7 @@ def diagnose(
         (eta, loss) for eta, loss in probe
         if eta <= chosen.eta or not limited_by_noise(model, chosen.algorithm, setup, eta, target)
     ]  # fmt: skip
-    splits = [
-        split(
-            problem, s, j, column, x1,
-            (AGAIN + i for i in clock.repeat("a divided population", SPLIT, 1.2, 3)),
-        )
-        for j, term in enumerate(problem.terms)
-        if column is not None and term in problem.populations
-    ]  # fmt: skip
+    divided = splits(problem, s, column, x1, clock)
     return Diagnosis(
         algorithm=chosen.algorithm,
         eta=decided(chosen.eta, allowed, float(curvature.losses(start).sum())),
@@ -158,13 +147,39 @@ def diagnose(
         changes=list(changes(model, setup, target, horizon, chosen.algorithm))
         if choice.reached
         else [],
-        splits=splits,
+        splits=divided,
         seconds=clock.spent,
     )
 
 
+def splits(
+    problem: Problem, s: Settings, column: str | None, x: Params, clock: Clock
+) -> list[Split]:
+    """Each population, divided by the column; none without a column."""
+    return [
+        split(
+            problem, s, j, column, x,
+            (AGAIN + i for i in clock.repeat("a divided population", SPLIT, 1.2, 3)),
+        )
+        for j, term in enumerate(problem.terms)
+        if column is not None and term in problem.populations
+    ]  # fmt: skip
+
+
+def check_problem(problem: Problem, column: str | None) -> None:
+    if not problem.populations:
+        raise MixflError("the problem has no federated term: there is nothing to choose.")
+    if len(problem.terms) < 2:
+        raise MixflError(
+            "the problem has only one term, so there is nothing to mix: use fedavg, or add a term."
+        )
+    if column is not None:
+        check_column(problem, column)
+
+
 def batches_to_measure(problem: Problem, s: Settings) -> int:
-    """Of each client: two at least, to tell noise from what is special about it."""
+    """Batches of each client to measure: at least two, to separate a batch's noise from the
+    client's own difference."""
     return max(2, min(BATCHES, *(_batches(p, s) for p in problem.populations)))
 
 
@@ -178,18 +193,18 @@ def recommended_batch(algorithm: str, setup: Setup, figures: list["TermFigures"]
 
 
 def _batches(population, s: Settings) -> int:
-    """That its largest client has."""
+    """The number of batches of the largest client."""
     return -(-int(population.clients.sizes().max()) // s.client_batch)
 
 
 def most_examples(problem: Problem, wanted: int) -> int:
-    """A central batch of so many, or of all that there are."""
+    """The size of a central batch: as wanted, or all examples if there are fewer."""
     return min([wanted, *(len(t.examples) for t in problem.central if t.examples is not None)])
 
 
 def setup_of(problem: Problem, s: Settings) -> Setup:
-    """K as the largest client reaches it; the central examples are those of the rubric, or as
-    many as PT would draw with the batch that is set."""
+    """The paper's settings. K is at most what the largest client reaches. The central examples
+    follow the rubric, or what PT would draw with the given `central_batch`."""
     K = min(s.local_steps, max(_batches(p, s) for p in problem.populations))
     J = K if s.central_steps == "auto" else s.central_steps
     rubric = s.cohort_size * s.client_batch
@@ -202,8 +217,8 @@ def setup_of(problem: Problem, s: Settings) -> Setup:
 
 
 def along(problem: Problem, s: Settings, x: Params, clock: Clock):
-    """G~^2 and B~^2 in rounds of PT with K = 1 (then all algorithms are the same), and the last
-    model."""
+    """G~^2 and B~^2 along rounds of PT with K = 1 (where all algorithms are the same), and the
+    last model."""
     once = dataclasses.replace(s, local_steps=1, central_steps=1)
     simulator = Simulator(problem, ALGORITHMS["pt"].build(problem, once), once)
     measure, curve = Gradients(problem, once), []
@@ -238,45 +253,45 @@ def probed(
     problem: Problem, s: Settings, setup: Setup, chosen: Prediction, x: Params,
     curvature: Curvature, clock: Clock,
 ) -> list[tuple[float, float]]:  # fmt: skip
-    """Learning rates and losses on the sample after a few rounds from x: the predicted one, half
-    and twice of it; further while an outer one is best."""
+    """Learning rates with their losses on the sample after a few rounds from x. Tries the predicted
+    rate, half of it and twice it, and goes further while an outer one is best."""
     algorithm, batch = chosen.algorithm, s.central_batch
     if algorithm == "1wgt" and batch != "auto":  # as many central examples as the others
         batch = most_examples(problem, setup.central)
 
     def loss(eta: float) -> float:
-        tried = dataclasses.replace(s, client_lr=eta, central_batch=batch)
-        simulator = Simulator(problem, ALGORITHMS[algorithm].build(problem, tried), tried)
+        probe = dataclasses.replace(s, client_lr=eta, central_batch=batch)
+        simulator = Simulator(problem, ALGORITHMS[algorithm].build(problem, probe), probe)
         losses = [
             float(curvature.losses(curvature.flat(result.state.x)).sum())
             for result in simulator.rounds(simulator.state(x), 0, PROBE)
         ]
-        # The mean over the second half: one round's loss jumps about.
+        # The mean over the second half, because the loss of a single round is noisy.
         mean = float(np.mean(losses[PROBE // 2 :]))
         return mean if math.isfinite(mean) else math.inf
 
-    found: dict[float, float] = {}
+    tried: dict[float, float] = {}  # factor: loss
     factor = 1.0
     for i in clock.repeat("probe of the learning rate", 6, 1.0, 3):
-        found[factor] = loss(chosen.eta * factor)
+        tried[factor] = loss(chosen.eta * factor)
         if i < 2:
             factor = (0.5, 2.0)[i]
-        elif outer(found):
-            factor = max(found) * 2 if outer(found) > 0 else min(found) / 2
+        elif outer(tried):
+            factor = max(tried) * 2 if outer(tried) > 0 else min(tried) / 2
         else:
             break
-    return sorted((chosen.eta * f, value) for f, value in found.items())
+    return sorted((chosen.eta * f, value) for f, value in tried.items())
 
 
 def decided(eta: float, probe: list[tuple[float, float]], first: float) -> float:
-    """The predicted learning rate, or the nearest to it that the probe finds clearly better: a few
-    rounds favour steps that are too long or too short for the end."""
+    """The predicted learning rate, or the nearest one that is clearly better in the probe. Only
+    clearly, because a few rounds favor steps that are too long or too short for the end."""
     least = min(loss for _, loss in probe)
     good = [e for e, loss in probe if loss <= least + CLEARLY * (first - least)]
     return min(good, key=lambda e: abs(math.log(e / eta)))
 
 
-def outer(found: dict[float, float]) -> int:
+def outer(losses: dict[float, float]) -> int:
     """1 if the largest is best, -1 if the smallest is, otherwise 0."""
-    best = min(found, key=found.__getitem__)
-    return (best == max(found)) - (best == min(found))
+    best = min(losses, key=losses.__getitem__)
+    return (best == max(losses)) - (best == min(losses))

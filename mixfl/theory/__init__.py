@@ -1,1 +1,1 @@
-"""What the paper proves: bounds on rounds and errors, limits of the learning rates."""
+"""The paper's bounds on rounds, errors and learning rates; predictions for measured problems."""

@@ -1,4 +1,4 @@
-"""Which algorithm fits a measured problem, with which settings, and what would change that."""
+"""Chooses the algorithm and settings for a measured problem, and says what would change them."""
 
 import math
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from mixfl.theory.predictions import (
 )  # fmt: skip
 from mixfl.theory.quadratic import QuadraticModel
 
-# Among algorithms this close to the fewest rounds, choose the one that asks least of clients and
+# Among algorithms within this factor of the fewest rounds, the one that asks least of clients and
 # server: PT sends no gradient, 1-way needs no training at the server.
 CLOSE = 1.05
 
@@ -26,7 +26,7 @@ CLOSE = 1.05
 class Choice(NamedTuple):
     chosen: Prediction
     all: list[Prediction]  # each algorithm at its own best learning rate
-    reached: bool  # whether the target is reached
+    reached: bool  # whether the target can be reached
 
 
 def choose(model: QuadraticModel, setup: Setup, target: float, horizon: int = HORIZON) -> Choice:
@@ -49,7 +49,7 @@ def names(model: QuadraticModel) -> list[str]:
 def closest(
     model: QuadraticModel, algorithm: str, setup: Setup, horizon: int
 ) -> tuple[float, Prediction]:
-    """The least error at the horizon, and the learning rate that has it."""
+    """The smallest error at the horizon, and its learning rate."""
 
     def last(eta: float) -> float:
         with np.errstate(over="ignore", invalid="ignore"):
@@ -64,7 +64,7 @@ def central_batch(
     algorithm: str, setup: Setup, v: float, between: float, v_c: float
 ) -> tuple[int, int]:
     """|B_c| by the rubric of Appendix C, S |B_i| (1-way: K S |B_i|), and corrected by the measured
-    variances, so that the central noise of a round equals that of the cohort."""
+    variances, so that a round's central noise equals the cohort's."""
     J = 1 if algorithm == "1wgt" else setup.J
     rubric = setup.S * setup.client_batch * (setup.K if algorithm == "1wgt" else 1)
     cohort = v / (setup.K * setup.client_batch) + between  # variance of a client's mean gradient
@@ -76,7 +76,7 @@ def central_batch(
 def changes(
     model: QuadraticModel, setup: Setup, target: float, horizon: int, now: str
 ) -> Iterator[tuple[str, str]]:
-    """What would change the verdict `now`: (what, the algorithm then)."""
+    """What would change the verdict `now`: pairs of a change and the algorithm that it gives."""
     others = [
         ("local steps K = {K}", dict(K=setup.K * 4, J=setup.J * 4)),
         ("local steps K = {K}", dict(K=max(1, setup.K // 4), J=max(1, setup.J // 4))),
@@ -99,4 +99,4 @@ def changes(
         if target * factor < 1:
             then = choose(model, setup, target * factor, horizon).chosen.algorithm
             if then != now:
-                yield f"{word} as the target", then
+                yield f"{word} as the aim", then

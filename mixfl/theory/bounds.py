@@ -1,14 +1,15 @@
-"""The bounds of the paper's Section 4 and Appendix B, as functions of its symbols.
+"""The bounds of the paper's Section 4 and Appendices B and D, as functions of its symbols.
 
     rounds            Table 1: order of the rounds to reach an error epsilon
     max_step          Table 4: largest effective step eta eta_s K
     max_rates         the theorems' conditions: the eta (and eta_c) that follow from it
     rate_condition    Table 5: what eta_s or eta_m must be
+    one_way.py        1-way Gradient Transfer with the constants of its proof (Appendix D)
 
 beta is the smoothness of each term f_i and f_c (not of their sum), mu their convexity, sigma2,
 sigma_c2 and sigma_f2 the variances sigma^2, sigma_c^2 and sigma_f^2, G2 and B2 are G^2 and B^2,
-D2 is ||x^(0) - x*||^2, F is f(x^(0)) - f(x*), step is the effective step. Where the paper's
-tables, theorems and proofs differ: docs/theory.md.
+D2 is ||x^(0) - x*||^2, F is f(x^(0)) - f(x*), step is the effective step. docs/theory.md lists
+where the paper's tables, theorems and proofs differ.
 """
 
 import math
@@ -18,24 +19,28 @@ from mixfl.errors import MixflError
 from mixfl.theory.symbols import (
     ALGORITHMS,
     CONVEXITIES,
-    check_case,
-    check_symbols,
-    countable,
+    check,
+    check_names,
+    checked_mu,
+    finite,
     required,
-    strong_convexity,
 )
 
-__all__ = ["ALGORITHMS", "CONVEXITIES", "max_rates", "max_step", "rate_condition", "rounds"]
+__all__ = [
+    "ALGORITHMS", "CONVEXITIES", "Condition", "Rates", "Rounds", "max_rates", "max_step",
+    "rate_condition", "rounds",
+]  # fmt: skip
+
 
 # Table 1 ------------------------------------------------------------------------------------------
 
 
 class Rounds(NamedTuple):
-    """The terms of one entry of Table 1: an order, constants are dropped."""
+    """The terms of one entry of Table 1: orders, without constants."""
 
     variance: float  # with sigma^2, sigma_c^2, sigma_f^2
     dissimilarity: float  # with G; 0 except for PT
-    smoothness: float  # with beta, for PT with B^2 beta
+    smoothness: float  # with beta; for PT with B^2 beta
 
     @property
     def total(self) -> float:
@@ -54,19 +59,19 @@ def rounds(
 ) -> Rounds:  # fmt: skip
     """Table 1 (`tab.conv_summary`), with its extension to clients that differ (sigma_f2).
 
-    Strongly convex needs mu, convex D2, nonconvex F. Of the printed table, log(1/epsilon) and PT's
-    term with G (convex and nonconvex) depend on the units of f and x; as_printed=False puts in
-    what its derivation has there, and needs D2 for strongly convex.
+    Strongly convex needs mu, convex D2, nonconvex F. In the printed table, log(1/epsilon) and PT's
+    term with G (convex and nonconvex) depend on the units of f and x. as_printed=False uses what
+    the derivation gives instead, and needs D2 in the strongly convex case.
     """
-    check_case(algorithm, convexity)
-    check_symbols(
+    check_names(algorithm, convexity)
+    check(
         beta=beta, epsilon=epsilon, sigma2=sigma2, sigma_c2=sigma_c2, sigma_f2=sigma_f2, K=K, S=S,
         G2=G2, B2=B2,
     )  # fmt: skip
     if K < 2:
         raise MixflError(
-            f"K = {K}: Table 1 is for K >= 2 local steps. With K = 1 PT and 1-way are the same "
-            "SGD step on the mixed loss: give K >= 2, or use what is known about SGD."
+            f"K = {K}: Table 1 holds for K >= 2 local steps. With K = 1, PT and 1-way are the same "
+            "SGD step on the mixed loss: give K >= 2, or use the known bounds of SGD."
         )
     central = K * S * sigma_c2 if algorithm == "1wgt" else S * sigma_c2
     variance = (sigma2 + K * sigma_f2 + central) / (K * S)
@@ -74,29 +79,29 @@ def rounds(
     B2 = B2 if algorithm == "pt" else 1.0
     sqrt_beta, sqrt_epsilon = math.sqrt(beta), math.sqrt(epsilon)
     if convexity == "strongly-convex":
-        mu = strong_convexity(mu, beta)
+        mu = checked_mu(mu, beta)
         first = 1.0 if as_printed else mu * required(convexity, D2=D2)
-        order = Rounds(
+        terms = Rounds(
             variance / mu / epsilon,
             G * sqrt_beta / mu / sqrt_epsilon,
             B2 * beta / mu * (math.log(first / epsilon) if first > epsilon else 0.0),
         )
     elif convexity == "convex":
         D2 = required(convexity, D2=D2)
-        order = Rounds(
+        terms = Rounds(
             variance * D2 / epsilon / epsilon,
             G * sqrt_beta * (1.0 if as_printed else D2) / epsilon / sqrt_epsilon,
             B2 * beta * D2 / epsilon,
         )
     else:
         F = required(convexity, F=F)
-        order = Rounds(
+        terms = Rounds(
             variance * beta * F / epsilon / epsilon,
             G * sqrt_beta * (1.0 if as_printed else sqrt_beta * F) / epsilon / sqrt_epsilon,
             B2 * beta * F / epsilon,
         )
-    countable(order.total, epsilon)
-    return order
+    finite(terms.total, epsilon)
+    return terms
 
 
 # Tables 4 and 5 -----------------------------------------------------------------------------------
@@ -106,14 +111,14 @@ def max_step(
     algorithm: str, convexity: str, *, beta: float, mu: float = 0.0, B2: float = 1.0
 ) -> float:
     """Table 4 (`tab.lr_limit_summary`): the largest effective step eta eta_s K, at eta_m = 1."""
-    check_case(algorithm, convexity)
-    check_symbols(beta=beta, B2=B2)
+    check_names(algorithm, convexity)
+    check(beta=beta, B2=B2)
     if algorithm == "pt":
         return 1 / (6 * (1 + B2) * beta)
     if algorithm == "1wgt":
         return 1 / ((18 if convexity == "nonconvex" else 8) * beta)
     if convexity == "strongly-convex":
-        return min(1 / (81 * beta), 1 / (15 * strong_convexity(mu, beta)))
+        return min(1 / (81 * beta), 1 / (15 * checked_mu(mu, beta)))
     return 1 / ((24 if convexity == "nonconvex" else 81) * beta)
 
 
@@ -123,14 +128,21 @@ class Rates(NamedTuple):
 
 
 def max_rates(
-    algorithm: str, convexity: str, *, beta: float, K: int, eta_s: float = 1.0, eta_m: float = 1.0,
-    mu: float = 0.0, B2: float = 1.0,
-) -> Rates:  # fmt: skip
-    """The theorems' conditions: eta eta_s and eta_c at most max_step / (K eta_m).
+    algorithm: str,
+    convexity: str,
+    *,
+    beta: float,
+    K: int,
+    eta_s: float = 1.0,
+    eta_m: float = 1.0,
+    mu: float = 0.0,
+    B2: float = 1.0,
+) -> Rates:
+    """The theorems' conditions: eta eta_s and eta_c are at most max_step / (K eta_m).
 
-    1-way merges nothing: there eta_m has no part in it.
+    1-way has no merge, so eta_m has no effect there.
     """
-    check_symbols(K=K, eta_s=eta_s, eta_m=eta_m)
+    check(K=K, eta_s=eta_s, eta_m=eta_m)
     limit = max_step(algorithm, convexity, beta=beta, mu=mu, B2=B2)
     if algorithm == "1wgt":
         return Rates(limit / (K * eta_s), None)
@@ -150,12 +162,12 @@ class Condition(NamedTuple):
 def rate_condition(
     algorithm: str, convexity: str, *, S: int, eta_s: float = 1.0, eta_m: float = 1.0
 ) -> Condition:
-    """Table 5 (`tab.slr_assumptions`); for 1-way as the theorem and its proof have it.
+    """Table 5 (`tab.slr_assumptions`); for 1-way, as in the theorem and its proof.
 
-    The table asks eta_s >= sqrt(S) of 1-way in every case, the theorem only where f is nonconvex.
+    For 1-way, the table always requires eta_s >= sqrt(S), the theorem only if f is nonconvex.
     """
-    check_case(algorithm, convexity)
-    check_symbols(S=S, eta_s=eta_s, eta_m=eta_m)
+    check_names(algorithm, convexity)
+    check(S=S, eta_s=eta_s, eta_m=eta_m)
     if algorithm != "1wgt":
         return Condition("eta_m", ">=", 1.0, eta_m >= 1)
     if convexity == "nonconvex":

@@ -1,4 +1,4 @@
-"""95 % intervals of means, by Student's t."""
+"""95 % confidence intervals of means, by Student's t."""
 
 import functools
 import math
@@ -10,7 +10,7 @@ import numpy as np
 
 class Interval(NamedTuple):
     mean: float
-    low: float  # NaN where there is one value only
+    low: float  # NaN if there is only one value
     high: float
 
 

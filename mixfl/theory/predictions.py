@@ -1,8 +1,8 @@
-"""The expected course of an algorithm on a quadratic model.
+"""Predicts what each algorithm does on a quadratic model of a problem, without randomness.
 
-A round is an affine map of x (and, in 2-way, of the terms' last gradients) plus noise of a known
-covariance. The mean and covariance of x after each round follow, and with them the expected error
-f - f*.
+A round is an affine map of the model (and, in 2-way, of the terms' last gradients) plus noise with
+a known covariance. This gives the mean and covariance of the model after each round, and from them
+the expected error f - f*.
 """
 
 import dataclasses
@@ -18,13 +18,13 @@ from mixfl.theory.quadratic import QuadraticModel, QuadraticTerm
 ALGORITHMS = ("pt", "1wgt", "2wgt")
 HORIZON = 2000
 NEARLY, MARGIN = 1.08, 0.8
-KEPT = 10  # rounds for which an error must stay below the target
+KEPT = 10  # rounds for which the error must stay below the target
 
 
 @dataclass(frozen=True)
 class Setup:
-    """The paper's settings. `central` is the number of central examples in a round: in PT and
-    2-way they are cut into J batches, in 1-way they are one batch."""
+    """The paper's settings. `central` is the number of central examples in a round: J batches in PT
+    and 2-way, one batch in 1-way."""
 
     S: int
     K: int
@@ -33,14 +33,14 @@ class Setup:
     central: int
     eta_s: float = 1.0
     eta_m: float | None = None  # None: 1, for 2-way 1 / terms
-    clients: int = 1 << 30  # of the population: a cohort of all of them is not random
+    clients: int = 1 << 30  # of the population; a cohort of all clients has no sampling noise
 
     def changed(self, **changes) -> "Setup":
         return dataclasses.replace(self, **changes)
 
 
 class Local(NamedTuple):
-    """A term's steps from z along its gradient plus an augmenting one a:
+    """A term's local steps from z along its gradient plus an augmenting gradient a:
     Delta = (power - 1) z - push (gradient + a) + noise."""
 
     power: np.ndarray  # A^n, A = 1 - eta H
@@ -71,7 +71,7 @@ def total(parts: Iterable[np.ndarray]) -> np.ndarray:
 
 
 class Course(NamedTuple):
-    """y' = map y + shift + noise; x comes first in y."""
+    """One round: y' = map y + shift + noise. The first part of y is the model."""
 
     map: np.ndarray
     shift: np.ndarray
@@ -79,7 +79,7 @@ class Course(NamedTuple):
 
 
 def course(model: QuadraticModel, algorithm: str, setup: Setup, eta: float) -> Course:
-    """Of one round."""
+    """The affine map of one round."""
     return {"pt": parallel, "1wgt": one_way, "2wgt": two_way}[algorithm](model, setup, eta)
 
 
@@ -135,17 +135,17 @@ def two_way(model: QuadraticModel, setup: Setup, eta: float) -> Course:
     return Course(map_, shift, noise)
 
 
-def errors(model: QuadraticModel, course: Course, rounds: int):
+def errors(model: QuadraticModel, one_round: Course, rounds: int):
     """The expected f - f* after 0, 1, ... rounds."""
     r = len(model.gradient)
     hessian, best = model.hessian, optimum(model)
-    mean, cov = np.zeros(len(course.shift)), np.zeros_like(course.noise)
+    mean, cov = np.zeros(len(one_round.shift)), np.zeros_like(one_round.noise)
     mean[:r] = model.start
     for _ in range(rounds + 1):
         off = mean[:r] - best
         yield 0.5 * (off @ hessian @ off + np.sum(hessian * cov[:r, :r]))
-        mean = course.map @ mean + course.shift
-        cov = course.map @ cov @ course.map.T + course.noise
+        mean = one_round.map @ mean + one_round.shift
+        cov = one_round.map @ cov @ one_round.map.T + one_round.noise
 
 
 def optimum(model: QuadraticModel) -> np.ndarray:
@@ -153,15 +153,12 @@ def optimum(model: QuadraticModel) -> np.ndarray:
 
 
 def rounds_to(
-    model: QuadraticModel,
-    algorithm: str,
-    setup: Setup,
-    eta: float,
-    target: float,
+    model: QuadraticModel, algorithm: str, setup: Setup, eta: float, target: float,
     horizon: int = HORIZON,
-) -> float:
-    """The first round from which the expected error stays at most `target` of the first one for
-    ten rounds; inf if there is none. Interpolated between two rounds, on a logarithmic scale."""
+) -> float:  # fmt: skip
+    """The first round from which the expected error stays below `target` times the first error, for
+    at least ten rounds; inf if there is none. Interpolated between two rounds by the logarithm of
+    the error."""
     goal, since, before, at = math.inf, math.inf, math.nan, math.nan
     with np.errstate(over="ignore", invalid="ignore"):
         courses = errors(model, course(model, algorithm, setup, eta), horizon + KEPT)
@@ -188,7 +185,7 @@ class Prediction(NamedTuple):
 def steps(
     model: QuadraticModel, setup: Setup, ratio: float = 2**0.5, below: int = 16, above: int = 14
 ):
-    """Client learning rates to try, about the one whose effective step is 1 / beta."""
+    """Client learning rates to try, around the one whose effective step is 1 / beta."""
     beta = float(np.linalg.eigvalsh(model.hessian)[-1])
     middle = 1 / (max(beta, 1e-30) * setup.K * setup.eta_s)
     return [middle * ratio**i for i in range(-below, above + 1)]
@@ -197,12 +194,13 @@ def steps(
 def best(
     model: QuadraticModel, algorithm: str, setup: Setup, target: float, horizon: int = HORIZON
 ) -> Prediction:
-    """With the smallest learning rate that needs about the fewest rounds to a bit below the target:
-    a step too long for the noise never gets there, one too short only takes longer."""
+    """The prediction with the smallest learning rate that needs about the fewest rounds to get a
+    bit below the target. (A step that is too long for the noise never gets there; one that is too
+    short only takes longer.)"""
     tried = []
     fewest = float(horizon)
     for eta in steps(model, setup):
-        # A worse one need not be followed further.
+        # No need to follow one that is already worse.
         n = rounds_to(model, algorithm, setup, eta, MARGIN * target, int(NEARLY * fewest) + 1)
         tried.append(Prediction(algorithm, n, eta))
         fewest = min(fewest, n)
@@ -216,10 +214,10 @@ def best(
 def limited_by_noise(
     model: QuadraticModel, algorithm: str, setup: Setup, eta: float, target: float
 ) -> bool:
-    """Whether noise keeps steps of this length from the target, though they are stable."""
-    one = course(model, algorithm, setup, eta)
-    if np.abs(np.linalg.eigvals(one.map)).max() >= 1:
+    """Whether steps of this length are stable but their noise keeps the error above the target."""
+    one_round = course(model, algorithm, setup, eta)
+    if np.abs(np.linalg.eigvals(one_round.map)).max() >= 1:
         return False
-    *_, last = errors(model, one, 300)
-    first = next(errors(model, one, 0))
+    *_, last = errors(model, one_round, 300)
+    first = next(errors(model, one_round, 0))
     return bool(last > target * first)

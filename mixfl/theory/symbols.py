@@ -1,4 +1,4 @@
-"""The paper's symbols as arguments: what each may be, and what it means."""
+"""The symbols of the bounds: what each means and which values it may have."""
 
 import math
 from typing import Annotated, Any
@@ -6,7 +6,8 @@ from typing import Annotated, Any
 from msgspec import Meta
 
 from mixfl.errors import MixflError, unknown
-from mixfl.validation import LARGEST_FLOAT, Count, Index, NotNegative, Positive, check
+from mixfl.validation import LARGEST_FLOAT, Count, Index, NotNegative, Positive
+from mixfl.validation import check as check_value
 
 ALGORITHMS = ("pt", "1wgt", "2wgt")
 CONVEXITIES = ("strongly-convex", "convex", "nonconvex")
@@ -34,12 +35,12 @@ SYMBOLS: dict[str, tuple[Any, str]] = {
 }
 
 
-def check_symbols(**values: Any) -> None:
+def check(**values: Any) -> None:
     for symbol, value in values.items():
-        check(symbol, value, *SYMBOLS[symbol])
+        check_value(symbol, value, *SYMBOLS[symbol])
 
 
-def check_case(algorithm: str, convexity: str) -> None:
+def check_names(algorithm: str, convexity: str) -> None:
     if algorithm not in ALGORITHMS:
         raise unknown("algorithm with a bound", algorithm, ALGORITHMS)
     if convexity not in CONVEXITIES:
@@ -53,24 +54,24 @@ def required(convexity: str, **values: float | None) -> float:
         raise MixflError(
             f"{symbol} is not given: the {convexity} bound needs {SYMBOLS[symbol][1]}."
         )
-    check_symbols(**values)
+    check(**values)
     return value
 
 
-def strong_convexity(mu: float, beta: float) -> float:
-    check_symbols(mu=mu, beta=beta)
+def checked_mu(mu: float, beta: float) -> float:
+    check(mu=mu, beta=beta)
     if not 0 < mu <= beta:
         raise MixflError(
-            f"mu = {mu} with beta = {beta}: the strongly convex case has 0 < mu <= beta. Give such "
-            "a mu, or take the convex case."
+            f"mu = {mu} with beta = {beta}: the strongly convex case needs 0 < mu <= beta. Give "
+            "such a mu, or use the convex case."
         )
     return mu
 
 
-def countable(rounds: float, epsilon: float) -> float:
+def finite(rounds: float, epsilon: float) -> float:
     if not math.isfinite(rounds):
         raise MixflError(
-            f"epsilon = {epsilon}: the rounds to reach it are more than a float holds. Give a "
-            "larger epsilon."
+            f"epsilon = {epsilon}: the number of rounds to reach it is too large for a float. Give "
+            "a larger epsilon."
         )
     return rounds

@@ -13,7 +13,7 @@ from mixfl.theory.bounds import (
     rate_condition,
     rounds,
 )
-from mixfl.theory.one_way_bounds import one_way_rounds
+from mixfl.theory.one_way import one_way_rounds
 
 NAMES = {"pt": "PT", "1wgt": "1-w GT", "2wgt": "2-w GT"}
 

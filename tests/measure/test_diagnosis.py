@@ -403,7 +403,7 @@ def test_diagnose_says_whether_dividing_a_population_pays(divided):
 
 def test_diagnose_needs_something_to_choose(divided):
     alone = dataclasses.replace(divided, terms=divided.terms[:1])
-    with pytest.raises(MixflError, match="one term only"):
+    with pytest.raises(MixflError, match="only one term"):
         diagnose(alone, Settings(cohort_size=5))
     with pytest.raises(MixflError, match="no federated term"):
         diagnose(dataclasses.replace(divided, terms=divided.terms[1:]), Settings())

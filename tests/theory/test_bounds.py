@@ -28,7 +28,7 @@ from mixfl.theory.bounds import (
     rate_condition,
     rounds,
 )
-from mixfl.theory.one_way_bounds import (
+from mixfl.theory.one_way import (
     one_way_convex,
     one_way_convex_tuned,
     one_way_nonconvex,
@@ -592,7 +592,7 @@ BAD = [
     ({"epsilon": 1e-300}, "Give a larger epsilon"),
     ({"S": 0}, "S = 0: expected a whole number of at least 1"),
     ({"S": 2.5}, "S = 2.5: expected a whole number of at least 1"),
-    ({"K": 1}, "K = 1: Table 1 is for K >= 2"),
+    ({"K": 1}, "K = 1: Table 1 holds for K >= 2"),
     ({"D2": None}, "D2 is not given: the convex bound needs the squared distance"),
     ({"D2": -1}, "D2 = -1: expected a finite number of at least 0"),
 ]
@@ -617,8 +617,8 @@ def test_other_mistakes():
     known: dict[str, Any] = dict(beta=1, **NOISE, eta_s=2, D2=6, step=0.125, T=11)
     mistakes = {
         "S = 1: the convex bound": {"S": 1},
-        "holds for eta_s > 1.581": {"eta_s": 1.5},
-        r"holds up to 0.125 \(Table 4\)": {"step": 0.126},
+        "needs eta_s > 1.581": {"eta_s": 1.5},
+        r"holds for steps up to 0.125 \(Table 4\)": {"step": 0.126},
         "clients that are alike": {"sigma_f2": 0.1},
         "T = -1": {"T": -1},
     }
@@ -677,7 +677,7 @@ finally:
 """
 COMMANDS = {
     "good": (words(), 0, ""),
-    "K": (words(K="1"), 2, "Table 1 is for K >= 2"),
+    "K": (words(K="1"), 2, "Table 1 holds for K >= 2"),
     "nan": (words(beta="nan"), 2, "beta = nan: expected a finite number above 0"),
     "mu": (words(mu="9"), 2, "0 < mu <= beta"),
     "no class": (words(mu=None, D2=None, F=None), 2, "Give --mu"),
