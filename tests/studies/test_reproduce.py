@@ -71,10 +71,10 @@ def test_quick_is_said_to_take_at_most_half_an_hour_on_two_cores():
 
 
 def test_full_has_the_papers_settings():
-    found = {s.id: s for s in reproduce.chosen([], "full", None)}
+    studies = {s.id: s for s in reproduce.chosen([], "full", None)}
     paper = {"smile": 500, "text": 2000, "movie": 2000}
     for task, rounds in paper.items():
-        for setting in found[task].settings:
+        for setting in studies[task].settings:
             assert setting.trials[0].preset == "paper"
             assert setting.trials[0].rounds() == rounds
 
@@ -96,10 +96,10 @@ def test_data_without_a_known_folder_is_refused(tmp_path):
     with pytest.raises(MixflError, match="mixfl data prepare"):
         reproduce.chosen(["smile"], "quick", tmp_path)
     (tmp_path / "celeba").mkdir()
-    (found,) = reproduce.chosen(["smile"], "quick", tmp_path)
-    assert found.data == "smile, real"
-    assert found.settings[0].trials[0].data == str(tmp_path / "celeba")
-    assert found.settings[0].trials[0].preset == "cpu"
+    (smile,) = reproduce.chosen(["smile"], "quick", tmp_path)
+    assert smile.data == "smile, real"
+    assert smile.settings[0].trials[0].data == str(tmp_path / "celeba")
+    assert smile.settings[0].trials[0].preset == "cpu"
 
 
 # A reproduction from beginning to end; the study is a file, no code

@@ -83,8 +83,8 @@ def test_loss_is_that_of_a_plain_gru_averaged_over_a_sequences_characters(layout
     v = Vocabulary(tuple("abc "))
     p = random_model(len(v))
     batch = points("abcab", "ca", "cab ab cab ba", "aXa")
-    found = jit_loss(v)(single(p), {"text": batch})
-    for row, value in zip(batch, found, strict=True):
+    losses = jit_loss(v)(single(p), {"text": batch})
+    for row, value in zip(batch, losses, strict=True):
         ids = v.encode("".join(map(chr, row[row > 0])))
         assert value == pytest.approx(slow_losses(p, ids)[0].mean(), rel=1e-5)
 
@@ -173,7 +173,7 @@ def test_evaluation_counts_characters(monkeypatch, tmp_path):
     v = Vocabulary(tuple(json.loads(p.files["vocabulary.json"])["characters"]))
     x = random_model(len(v))
     x["dense"]["b"][UNKNOWN] += 1.0  # it is predicted now and then
-    found = p.evaluate(single(x))
+    metrics = p.evaluate(single(x))
     predicted_unknown = 0
     for name, share in (("federated", 0.73), ("central", 0.27)):
         losses, right = [], []
@@ -183,12 +183,12 @@ def test_evaluation_counts_characters(monkeypatch, tmp_path):
             losses += one.tolist()
             right += [b == t and t != UNKNOWN for b, t in zip(best, ids[1:], strict=True)]
             predicted_unknown += sum(b == t == UNKNOWN for b, t in zip(best, ids[1:], strict=True))
-        assert found[f"{name}/loss"] == pytest.approx(np.mean(losses), rel=1e-5)
-        assert found[f"{name}/accuracy"] == pytest.approx(np.mean(right))
-        found["loss"] -= share * np.mean(losses)
-        found["accuracy"] -= share * np.mean(right)
-    assert found["loss"] == pytest.approx(0, abs=1e-5)
-    assert found["accuracy"] == pytest.approx(0, abs=1e-6)
+        assert metrics[f"{name}/loss"] == pytest.approx(np.mean(losses), rel=1e-5)
+        assert metrics[f"{name}/accuracy"] == pytest.approx(np.mean(right))
+        metrics["loss"] -= share * np.mean(losses)
+        metrics["accuracy"] -= share * np.mean(right)
+    assert metrics["loss"] == pytest.approx(0, abs=1e-5)
+    assert metrics["accuracy"] == pytest.approx(0, abs=1e-6)
     assert predicted_unknown  # or the rule was not tested
 
 
