@@ -85,9 +85,10 @@ def costs(task, preset, data, assignments, as_json):
 
     given = begin(task, assignments)
     from mixfl.measure import costs as counting
+    from mixfl.studies.costs import costs as counted_costs
 
     with steps() as report:
-        counted = counting.costs(task, preset, data, given, report)
+        counted = counted_costs(task, preset, data, given, report)
     if as_json:
         click.echo(json.dumps(counting.as_json(counted), indent=2))
         return

@@ -13,9 +13,12 @@ from mixfl.cli.terminal import print_table
 def check(task, preset, data, assignments):
     """Check TASK: do its losses keep the contract, and do the algorithms agree when K = 1?"""
     given = begin(task, assignments)
+    from mixfl.algorithms import ALGORITHMS
     from mixfl.measure.check import check as run_check
+    from mixfl.runs.plan import plan
 
-    lines, good = run_check(task, preset, data, given)
+    planned = plan(task, "pt", preset=preset, data=data, given=given, shared_with=ALGORITHMS)
+    lines, good = run_check(planned.problem, planned.settings)
     for line in lines:
         click.echo(line)
     raise SystemExit(0 if good else 1)

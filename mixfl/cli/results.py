@@ -131,9 +131,11 @@ def recommend(run, history, top, movies):
 def sample(run, prompt, length, temperature, seed):
     """Write text with the model in RUN, the run folder of a finished text run."""
     start_jax({})
+    from mixfl.runs.folder import load
     from mixfl.tasks.text.sample import sample as generate
 
-    text, unknown = generate(run, prompt, length, temperature, seed)
+    loaded = load(run)
+    text, unknown = generate(run, loaded.config, loaded.params, prompt, length, temperature, seed)
     click.echo(prompt + text)
     if unknown:
         click.echo(f"Not in the vocabulary, read as unknown: {unknown!r}", err=True)

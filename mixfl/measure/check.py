@@ -1,13 +1,13 @@
 """`mixfl check`: the paper's debugging aid (Appendix A, K = 1) on the user's own problem.
 
-With one local step and the same batches the algorithms must agree in known ways. First each
-term is looked at alone, because a loss that breaks the contract breaks the identities too, and
-it is the loss that the user can mend.
+With one local step and the same batches the algorithms must agree in known ways. Each term is
+checked alone first: a loss that breaks the contract breaks the identities too, and the user can
+only fix the loss.
 """
 
 import dataclasses
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,6 @@ from mixfl.engine.preflight import attempt, check_loss, check_rows
 from mixfl.engine.simulator import check_params
 from mixfl.errors import MixflError
 from mixfl.problem import Central, Problem, Term
-from mixfl.runs.plan import plan
 from mixfl.settings import Settings
 
 TOLERANCE = 1e-3  # of the step's length, in float32
@@ -38,17 +37,14 @@ class Finding(NamedTuple):
         return f"{'ok  ' if self.good else 'FAIL'}  {self.what:<58} {self.detail}"
 
 
-def check(task: str, preset: str | None, data: str | None, given: Mapping[str, Any]):
-    """Lines to print, and whether all is well."""
-    planned = plan(
-        task, "pt", preset=preset, data=data, given=given, shared_with=list(ALGORITHMS)
-    )  # fmt: skip
-    findings = list(check_problem(planned.problem, planned.settings))
+def check(problem: Problem, s: Settings) -> tuple[list[str], bool]:
+    """Lines to print, and whether all checks passed."""
+    findings = list(check_problem(problem, s))
     bad = [f for f in findings if not f.good]
     verdict = (
         f"All {len(findings)} checks passed."
         if not bad
-        else f"{len(bad)} of {len(findings)} checks failed; mend the first one first."
+        else f"{len(bad)} of {len(findings)} checks failed; fix the first one first."
     )
     return [*map(str, findings), verdict], not bad
 

@@ -7,24 +7,22 @@ and the operations of one local step as the compiler counts them (a multiply and
 
 import dataclasses
 import functools
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mixfl.algorithms.contract import Batches, Broadcast, ClientFeed, Drawn
+from mixfl.algorithms.contract import Batches, Broadcast, ClientFeed, Drawn, Recipe
 from mixfl.algorithms.steps import gradient
 from mixfl.engine import Simulator
 from mixfl.forms.rows import restrict
 from mixfl.problem import Central, Problem
-from mixfl.runs.plan import Plan, plan
 from mixfl.settings import Settings
-from mixfl.tasks import find, movie
+from mixfl.tasks import movie
 
 ROUNDS = 10  # whose clients are counted
-ALGORITHMS = ("baseline", "pt", "1wgt", "2wgt")
 KIB = 1024
 
 
@@ -67,37 +65,40 @@ class Costs(NamedTuple):
     counted: dict[str, Counted]
 
 
-def costs(task: str, preset: str | None, data: str | None, given: Mapping[str, Any],
-          report=lambda *_: None) -> Costs:  # fmt: skip
-    """Of the paper's four algorithms, as far as the task has them."""
+class Planned(Protocol):
+    """What a run is made of, as runs.plan.Plan has it."""
+
+    @property
+    def problem(self) -> Problem: ...
+    @property
+    def recipe(self) -> Recipe: ...
+    @property
+    def settings(self) -> Settings: ...
+
+
+def costs(plans: Sequence[Planned], report=lambda *_: None) -> Costs:
+    """Of runs of one task, an algorithm each."""
     counted: dict[str, Counted] = {}
-    problems: dict = {}
-    if preset is None and "paper" in find(task).presets:
-        preset = "paper"
-    for i, algorithm in enumerate(ALGORITHMS):
-        report(i, len(ALGORITHMS), f"counting {algorithm}")
-        planned = plan(
-            task, algorithm, preset=preset, data=data, given=given, shared_with=ALGORITHMS,
-            problems=problems,
-        )  # fmt: skip
-        central = planned.problem.central
+    for i, planned in enumerate(plans):
+        algorithm, central = planned.recipe.id, planned.problem.central
+        report(i, len(plans), f"counting {algorithm}")
         if algorithm == "baseline" and not (central and all(t.examples is None for t in central)):
             continue  # it is for regularizers
         counted[algorithm] = count(planned)
-    s = planned.settings
-    if planned.problem.name != "movie":
+    s, problem = plans[-1].settings, plans[-1].problem
+    if problem.name != "movie":
         return Costs(None, counted)
-    N, d = jax.eval_shape(planned.problem.init, jax.random.key(0))["movies"].shape
+    N, d = jax.eval_shape(problem.init, jax.random.key(0))["movies"].shape
     n = s.client_batch * s.local_steps
     return Costs(Paper(N, d, s.client_batch, s.local_steps, n), counted)
 
 
-def count(planned: Plan) -> Counted:
-    simulator = planned.simulator()
+def count(planned: Planned) -> Counted:
+    problem, s = planned.problem, planned.settings
+    simulator = Simulator(problem, planned.recipe.build(problem, s), s)
     down, up = np.mean([simulator.round_bytes(t) for t in range(ROUNDS)], axis=0)
     held = held_rows(simulator)
-    s = planned.settings
-    forms = {"gram": planned.problem, "pairs": with_pairs(planned.problem)}
+    forms = {"gram": problem, "pairs": with_pairs(problem)}
     return Counted(
         float(down),
         float(up),
@@ -135,7 +136,7 @@ def pairs(params, strength):
     return strength * jnp.sqrt(jnp.maximum(off_diagonal, 0) + movie.EPSILON)
 
 
-def step_flop(planned: Plan, problem: Problem, held: Mapping[str, float]) -> float:
+def step_flop(planned: Planned, problem: Problem, held: Mapping[str, float]) -> float:
     """Of one local step of a client of the first population, with its batch full."""
     s: Settings = dataclasses.replace(planned.settings, local_steps=1)
     algorithm = planned.recipe.build(problem, s)

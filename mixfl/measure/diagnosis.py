@@ -15,12 +15,12 @@ from mixfl.errors import MixflError
 from mixfl.measure.curvature import Curvature
 from mixfl.measure.gradients import Gradients, Measured
 from mixfl.measure.population_split import Split, check_column, split
+from mixfl.measure.quadratic_model import directions, quadratic_model
 from mixfl.problem import Params, Problem
 from mixfl.settings import Settings
 from mixfl.theory.advice import Choice, central_batch, changes, choose, names
 from mixfl.theory.intervals import Interval, interval
 from mixfl.theory.predictions import Prediction, Setup, limited_by_noise, rounds_to
-from mixfl.theory.quadratic import directions, small
 
 Report = Callable[[int, int, str], None]
 ROUNDS = 20  # with K = 1, to measure G~ and B~
@@ -122,13 +122,13 @@ def diagnose(
         term_figures(j, problem, setup, measured, np.array(betas), at_start)
         for j in range(len(problem.terms))
     ]
-    tiny = small(problem, subspace, measured)
-    choice = choose(tiny, setup, target, horizon)
+    model = quadratic_model(problem, subspace, measured)
+    choice = choose(model, setup, target, horizon)
     chosen = choice.chosen
     probe = probed(problem, s, setup, chosen, x0, curvature, clock)
     allowed = [
         (eta, loss) for eta, loss in probe
-        if eta <= chosen.eta or not limited_by_noise(tiny, chosen.algorithm, setup, eta, target)
+        if eta <= chosen.eta or not limited_by_noise(model, chosen.algorithm, setup, eta, target)
     ]  # fmt: skip
     divided = splits(problem, s, column, x1, clock)
     return Diagnosis(
@@ -136,7 +136,7 @@ def diagnose(
         eta=decided(chosen.eta, allowed, float(curvature.losses(start).sum())),
         predicted_eta=chosen.eta,
         choice=choice,
-        equal=[(a, rounds_to(tiny, a, setup, chosen.eta, target, horizon)) for a in names(tiny)],
+        equal=[(a, rounds_to(model, a, setup, chosen.eta, target, horizon)) for a in names(model)],
         setup=setup,
         target=target,
         curve=curve,
@@ -144,7 +144,7 @@ def diagnose(
         beta=interval([b[-1] for b in betas]),
         batch=recommended_batch(chosen.algorithm, setup, figures),
         probe=probe,
-        changes=list(changes(tiny, setup, target, horizon, chosen.algorithm))
+        changes=list(changes(model, setup, target, horizon, chosen.algorithm))
         if choice.reached
         else [],
         splits=divided,

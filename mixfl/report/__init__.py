@@ -1,2 +1,1 @@
-"""Reports of runs: what they hold (document), where it comes from (from_runs), and how it is
-written (page: HTML, markdown)."""
+"""Reports on runs: their content (document, from_runs) and output (page, markdown, plots)."""

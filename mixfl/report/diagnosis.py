@@ -1,7 +1,6 @@
-"""`mixfl diagnose`: what was measured, as a verdict in words, as JSON and as a page."""
+"""`mixfl diagnose`: the verdict on a task, in words, as JSON and as a page."""
 
 import base64
-import html
 import json
 import math
 import tempfile
@@ -13,7 +12,8 @@ import numpy as np
 
 from mixfl.engine import Simulator
 from mixfl.measure.diagnosis import PLAIN, diagnose
-from mixfl.report.plots import NAMES
+from mixfl.report.page.render import render
+from mixfl.report.style import NAMES
 from mixfl.runs.folder import write_whole
 from mixfl.runs.plan import plan
 from mixfl.theory import bounds
@@ -23,7 +23,7 @@ Report = Callable[[int, int, str], None]
 
 
 class Verdict:
-    """A diagnosis of a task, and what it means for its settings."""
+    """A task's diagnosis, and the settings that follow from it."""
 
     def __init__(
         self, task: str, preset: str | None, data: str | None, given: Mapping[str, Any],
@@ -34,8 +34,8 @@ class Verdict:
         planned = plan(task, "pt", preset=preset, data=data, given=given, shared_with=shared,
                        problems=problems)  # fmt: skip
         self.problem, self.s = planned.problem, planned.settings
-        self.found = diagnose(self.problem, self.s, target, budget, column, report)
-        algorithm = self.found.algorithm
+        self.diagnosis = diagnose(self.problem, self.s, target, budget, column, report)
+        algorithm = self.diagnosis.algorithm
         best = plan(task, algorithm, preset=preset, data=data, given=given, shared_with=shared,
                     problems=problems)  # fmt: skip
         simulator: Simulator = best.simulator()
@@ -44,8 +44,8 @@ class Verdict:
     # What theory guarantees
 
     def guaranteed(self) -> dict[str, float]:
-        """Per algorithm, the largest client learning rate of the nonconvex theorem."""
-        d = self.found
+        """The largest client learning rate of the nonconvex theorem, by algorithm."""
+        d = self.diagnosis
         symbols: dict[str, Any] = dict(
             beta=max(d.beta.mean, *(t.beta.mean for t in d.terms)), B2=max(d.b2, 1.0), K=d.setup.K,
             eta_s=d.setup.eta_s,
@@ -55,7 +55,7 @@ class Verdict:
         }
 
     def as_json(self) -> dict[str, Any]:
-        d = self.found
+        d = self.diagnosis
         return _finite({
             "algorithm": d.algorithm,
             "client_lr": d.eta,
@@ -92,43 +92,55 @@ class Verdict:
 
     # In words
 
-    def lines(self) -> list[str]:
-        d = self.found
-        lines = [
+    def headline(self) -> str:
+        d = self.diagnosis
+        return (
             f"Use {NAMES[d.algorithm]} ({d.algorithm}) with client_lr = {d.eta:.3g} "
-            f"(K = {d.setup.K}, effective step {d.eta * d.setup.K * d.setup.eta_s:.3g}).",
-            "",
-            "Why",
-            *("  " + line for line in self.reasons()),
-            "",
-            "Settings",
-            *("  " + line for line in self.settings()),
+            f"(K = {d.setup.K}, effective step {d.eta * d.setup.K * d.setup.eta_s:.3g})."
+        )
+
+    def sections(self) -> list[tuple[str, list[str]]]:
+        """Titles and lines."""
+        d = self.diagnosis
+        splits = [self.split_words(split) for split in d.splits]
+        return [
+            ("Why", self.reasons()),
+            ("Settings", self.settings()),
+            *([("Dividing a population", splits)] if splits else []),
+            ("What would change this", self.changes()),
         ]
-        if d.splits:
-            lines += ["", "Dividing a population", *("  " + self.split_words(p) for p in d.splits)]
-        lines += ["", "What would change this"]
-        if d.changes:
-            lines += [f"  {what}: {NAMES[a]}" for what, a in d.changes]
-        elif not d.choice.reached:
-            lines += ["  a larger --target: at this one nothing can be compared"]
-        else:
-            lines += ["  nothing that was tried: K, the cohort and the central examples up and "
-                      "down, a smaller and a larger error as the aim"]  # fmt: skip
+
+    def lines(self) -> list[str]:
+        """For the terminal."""
+        lines = [self.headline()]
+        for title, content in self.sections():
+            lines += ["", title, *("  " + line for line in content)]
         return lines
 
+    def changes(self) -> list[str]:
+        d = self.diagnosis
+        if d.changes:
+            return [f"{what}: {NAMES[a]}" for what, a in d.changes]
+        if not d.choice.reached:
+            return ["a larger --target: at this one nothing can be compared"]
+        return [
+            "nothing that was tried: K, the cohort and the central examples up and down, a smaller "
+            "and a larger target error"
+        ]
+
     def reasons(self) -> list[str]:
-        d = self.found
+        d = self.diagnosis
         lines = []
         if d.choice.reached:
             rounds = ", ".join(f"{NAMES[p.algorithm]} {_count(p.rounds)}" for p in d.choice.all)
             lines.append(
-                f"rounds to {100 * d.target:g} % of the first error, each at its best step, on the "
-                f"measured problem in small: {rounds}"
+                f"rounds to {100 * d.target:g} % of the first error, each at its best step, on a "
+                f"quadratic model of the problem: {rounds}"
             )
         else:
             lines.append(
-                f"no algorithm gets to {100 * d.target:g} % of the first error on the measured "
-                "problem in small: noise, or too few rounds; this one gets closest"
+                f"no algorithm gets to {100 * d.target:g} % of the first error on a quadratic "
+                "model of the problem: noise, or too few rounds; this one gets closest"
             )
         equal = ", ".join(f"{NAMES[a]} {_count(n)}" for a, n in d.equal)
         lines.append(f"at the same effective step: {equal}")
@@ -138,15 +150,15 @@ class Verdict:
         return lines
 
     def about_dissimilarity(self) -> str:
-        # PT's fixed point is off by about the effective step times what pulls the terms apart.
+        # PT's fixed point is off by about the effective step times the terms' dissimilarity.
         return (
-            "the terms pull in much the same direction"
-            if self.found.b2 < 2
+            "the terms pull in about the same direction"
+            if self.diagnosis.b2 < 2
             else "the terms pull apart: PT's fixed point is off the minimum"
         )
 
     def about_noise(self) -> str:
-        d = self.found
+        d = self.diagnosis
         parts = []
         for t in d.terms:
             words = f"{t.name} {_interval(t.sigma2)}"
@@ -156,7 +168,7 @@ class Verdict:
         return "variance of a batch's gradient: " + "; ".join(parts)
 
     def settings(self) -> list[str]:
-        d, s = self.found, self.s
+        d, s = self.diagnosis, self.s
         rubric, corrected = d.batch
         down, up = self.bytes
         guaranteed = self.guaranteed()[d.algorithm]
@@ -169,9 +181,9 @@ class Verdict:
         )
         ignored = [k for k, v in PLAIN.items() if getattr(s, k) != v]
         return [
-            *([f"measured with plain SGD: {', '.join(ignored)} left out"] if ignored else []),
+            *([f"measured with plain SGD: {', '.join(ignored)} ignored"] if ignored else []),
             f"client_lr {d.eta:.3g}: recommended after a probe (loss by client_lr {tried}); theory "
-            f"guarantees {guaranteed:.2g} only, {d.eta / guaranteed:.0f} times less",
+            f"only guarantees {guaranteed:.2g}, {d.eta / guaranteed:.0f} times less",
             batch,
             f"cohort_size {s.cohort_size}, local_steps {d.setup.K}, client_batch {s.client_batch}: "
             "as given",
@@ -182,47 +194,39 @@ class Verdict:
         ]
 
     def split_words(self, split) -> str:
-        verdict = "would pay" if split.pays else "would not pay"
+        verdict = "would pay off" if split.pays else "would not pay off"
         return (
             f"{split.population} by '{split.column}' {verdict}: the two groups explain "
-            f"{100 * split.explained:.0f} % of what differs between clients and "
-            f"{100 * split.noise:.0f} % of the cohort's noise would go; G~^2 would be "
-            f"{split.g2:.3g} (now {self.found.curve[-1][1]:.3g})"
+            f"{100 * split.explained:.0f} % of the differences between clients; "
+            f"{100 * split.noise:.0f} % of the cohort's noise would go away; G~^2 would be "
+            f"{split.g2:.3g} (now {self.diagnosis.curve[-1][1]:.3g})"
         )
 
     def page(self) -> str:
         """Self-contained HTML, with the curves."""
+        d = self.diagnosis
+        return render(
+            "diagnosis.html.j2",
+            name=self.problem.name,
+            verdict=self.headline(),
+            target=f"{100 * d.target:g} %",
+            rows=[
+                (NAMES[p.algorithm], _count(p.rounds), f"{p.eta:.3g}", _count(equal))
+                for p, (_, equal) in zip(d.choice.all, d.equal, strict=True)
+            ],
+            picture=self.picture(),
+            sections=self.sections(),
+        )
+
+    def picture(self) -> str:
+        """The curves of G~^2 and B~^2 as a PNG, in base64."""
         from mixfl.report import plots
 
-        d = self.found
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "curves.png"
-            rounds, g2, b2 = (list(column) for column in zip(*d.curve, strict=True))
+            rounds, g2, b2 = (list(column) for column in zip(*self.diagnosis.curve, strict=True))
             plots.dissimilarity(rounds, np.array(g2), np.array(b2), path)
-            picture = base64.b64encode(path.read_bytes()).decode()
-        name = html.escape(self.problem.name)
-        rows = "".join(
-            f"<tr><th>{html.escape(NAMES[p.algorithm])}</th><td>{_count(p.rounds)}</td>"
-            f"<td>{p.eta:.3g}</td><td>{_count(n)}</td></tr>"
-            for p, (_, n) in zip(d.choice.all, d.equal, strict=True)
-        )
-        blocks, open_list = [], False
-        for line in self.lines()[1:]:
-            if not line:
-                continue
-            if line.startswith("  "):
-                if not open_list:
-                    blocks.append("<ul>")
-                blocks.append(f"<li>{html.escape(line.strip())}</li>")
-                open_list = True
-            else:
-                blocks.append(("</ul>" if open_list else "") + f"<h2>{html.escape(line)}</h2>")
-                open_list = False
-        blocks.append("</ul>" if open_list else "")
-        return PAGE.format(
-            name=name, verdict=html.escape(self.lines()[0]), rows=rows, picture=picture,
-            body="\n".join(blocks), target=f"{100 * d.target:g}",
-        )  # fmt: skip
+            return base64.b64encode(path.read_bytes()).decode()
 
     def save(self, out: Path) -> Path:
         out.mkdir(parents=True, exist_ok=True)
@@ -232,30 +236,8 @@ class Verdict:
         return page
 
 
-PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>mixfl: diagnosis of {name}</title>
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<style>
-body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem;
-  color: #222; background: #fff; }}
-.verdict {{ font-size: 1.25rem; border-left: 4px solid #0072B2; padding: .3rem 1rem; }}
-table {{ border-collapse: collapse; margin: 1rem 0; }}
-th, td {{ text-align: right; padding: .3rem .8rem; border-bottom: 1px solid #ddd; }}
-th:first-child {{ text-align: left; font-weight: normal; }} thead th {{ font-weight: 600; }}
-h2 {{ font-size: 1.05rem; margin: 1.6rem 0 .3rem; }} img {{ max-width: 100%; }}
-</style></head><body>
-<h1>{name}</h1>
-<p class="verdict">{verdict}</p>
-<table><thead><tr><th>algorithm</th><th>rounds to {target} %</th><th>at client_lr</th>
-<th>rounds at the same step</th></tr></thead><tbody>{rows}</tbody></table>
-<img alt="Curves of G~^2 and B~^2 over rounds" src="data:image/png;base64,{picture}">
-{body}
-</body></html>
-"""
-
-
 def _finite(value: Any) -> Any:
-    """JSON knows neither NaN nor infinity: null."""
+    """The value with null for NaN and infinity, which JSON lacks."""
     if isinstance(value, dict):
         return {k: _finite(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
@@ -274,7 +256,7 @@ def _loss(value: float) -> str:
 
 
 def _interval(i: Interval) -> str:
-    mean, low, high = (max(a, 0.0) for a in i)  # an estimate of 0 may be below it
+    mean, low, high = (max(a, 0.0) for a in i)  # an estimate of 0 may be negative
     return f"{mean:.3g} ({low:.3g} to {high:.3g})" if math.isfinite(i.low) else f"{mean:.3g}"
 
 

@@ -1,5 +1,5 @@
-"""What a report holds, whatever it is written as. All of it is text and numbers: nothing in it is
-trusted to be HTML or Markdown."""
+"""The content of a report, in any output format. It is text and numbers: nothing in it is trusted
+to be HTML or Markdown."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,9 +12,9 @@ Row = Mapping[str, Any]  # of metrics.jsonl: flat keys, `round`, numbers or None
 class Trial:
     """One run."""
 
-    name: str  # the folder, relative to where the report is from
+    name: str  # the run folder, relative to where the report is made
     config: Mapping[str, Any]
-    command: str  # repeats it
+    command: str  # repeats the run
     rows: Sequence[Row]
     status: str = "finished"  # or running, interrupted, failed, "diverged at round 12"
 
@@ -24,20 +24,20 @@ class Series:
     """The trials of one setting: a line with its 95 % band."""
 
     name: str  # for the legend, such as "2-way Gradient Transfer" or "1wgt, central_batch = 25"
-    algorithm: str  # its id decides the colour
+    algorithm: str  # an id; it decides the color
     trials: Sequence[Trial]
 
 
 @dataclass(frozen=True)
 class Curves:
-    """Metrics over rounds (or bytes, or seconds), a panel each."""
+    """Metrics over rounds (or bytes, or seconds), one panel each."""
 
     title: str
-    metrics: Sequence[str]  # keys of the rows
+    metrics: Sequence[str]  # names in the rows
     series: Sequence[Series]
     label: str = ""  # the paper's, such as fig.nmp
-    text: str = ""  # what to see in it
-    log: bool = False  # whether the y axis begins as a logarithm
+    text: str = ""  # what the reader should see
+    log: bool = False  # whether the y axis is logarithmic at first
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Sweep:
     label: str = ""
     text: str = ""
     log_x: bool = True
-    log: bool = False  # whether the y axis begins as a logarithm
+    log: bool = False  # whether the y axis is logarithmic at first
     series: Sequence[Series] = ()  # the runs behind it
 
 
@@ -82,13 +82,13 @@ class Table:
 
 @dataclass(frozen=True)
 class Finding:
-    """A claim, and what came out on one data set."""
+    """A claim, and the verdict on one data set."""
 
     number: str
     says: str
     data: str  # such as "smile, synthetic"
     verdict: str  # agree, disagree, not decided
-    evidence: Sequence[str]  # the figures behind it, a line each
+    evidence: Sequence[str]  # one line per check
 
 
 @dataclass(frozen=True)
@@ -107,11 +107,11 @@ class Document:
     notes: Sequence[str] = field(default_factory=tuple)
 
     def trials(self) -> list[Trial]:
-        """Every run that is shown, once."""
-        found: dict[str, Trial] = {}
+        """All runs in the document, each once."""
+        trials: dict[str, Trial] = {}
         for section in self.sections:
             for part in section.parts:
                 if not isinstance(part, Table):
                     for series in part.series:
-                        found.update({t.name: t for t in series.trials})
-        return list(found.values())
+                        trials.update({t.name: t for t in series.trials})
+        return list(trials.values())

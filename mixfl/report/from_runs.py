@@ -1,4 +1,4 @@
-"""A document of the runs in some folders, whatever made them."""
+"""A document about the runs in some folders, whichever command made them."""
 
 import json
 import shlex
@@ -16,27 +16,27 @@ from mixfl.runs.folder import read_metrics, read_status
 from mixfl.runs.sinks.terminal import SHOWN
 from mixfl.tasks import read_toml
 
-# How a run is computed, not what: trials of one setting may differ in these and in the seed.
+# Keys that decide how a run is computed, not what: trials of one setting may differ in them.
 MACHINE = ("version", "format", "devices", "cohort_chunk", "central_chunk", "checkpoint_every")
 APART = ("seed", *MACHINE)
-MOST = 6  # panels of a chart
-REPRODUCED = "reproduce.json"  # a folder of `mixfl reproduce` has it
+MOST = 6  # panels in a chart
+REPRODUCED = "reproduce.json"  # marks a folder of `mixfl reproduce`
 
 
 def document(folders: Sequence[Path]) -> Document:
     trials, notes = [], []
     for folder in folders:
-        found = _below(folder)
-        if not found:
+        paths = _below(folder)
+        if not paths:
             raise MixflError(
-                f"{folder} holds no run (no config.toml in it or below): give the folder of a run "
-                "or of a comparison, such as runs/smile-2wgt-seed0."
+                f"{folder} holds no run (no config.toml in it or below): give a run folder or the "
+                "folder of a comparison, such as runs/smile-2wgt-seed0."
             )
-        for path in found:
+        for path in paths:
             try:
                 trials.append(_trial(path))
             except (MixflError, OSError) as error:
-                notes.append(f"{path}: damaged, left out. {error}")
+                notes.append(f"{path}: damaged and left out. {error}")
     if not trials:
         raise MixflError(f"no run can be read. {' '.join(notes)}")
     trials, repeated = _once(trials)
@@ -50,22 +50,22 @@ def document(folders: Sequence[Path]) -> Document:
     places: dict[tuple[str, str], list[Trial]] = {}
     for t in trials:
         places.setdefault((t.config["task"], str(t.config.get("data", ""))), []).append(t)
-    sections = [_section(task, data, found) for (task, data), found in places.items()]
+    sections = [_section(task, data, group) for (task, data), group in places.items()]
     title = f"Runs of {', '.join(dict.fromkeys(_short(task) for task, _ in places))}"
     return Document(title, facts, [], sections, notes)
 
 
 def curves(folders: Sequence[Path], metrics: Sequence[str] = ()) -> Curves:
-    """The runs of one task in a chart, with these metrics or the most telling ones."""
-    found = document(folders)
-    if len(found.sections) > 1:
-        titles = ", ".join(s.title for s in found.sections)
+    """A chart of the runs of one task, with these metrics or the best-known ones."""
+    report = document(folders)
+    if len(report.sections) > 1:
+        titles = ", ".join(s.title for s in report.sections)
         raise MixflError(f"these folders hold runs of {titles}: give folders of one task.")
-    (section,) = found.sections
+    (section,) = report.sections
     charts = [part for part in section.parts if isinstance(part, Curves)]
     if not charts:
-        raise MixflError("these runs have no metrics yet: nothing can be drawn.")
-    rows = [row for t in found.trials() for row in t.rows]
+        raise MixflError("these runs have no metrics yet, so there is nothing to draw.")
+    rows = [row for t in report.trials() for row in t.rows]
     known = {k for row in rows for k in row if k != "round" and value(row, k) is not None}
     for metric in metrics:
         if metric not in known:
@@ -95,7 +95,7 @@ def _trial(path: Path) -> Trial:
 
 
 def _once(trials: Sequence[Trial]) -> tuple[list[Trial], list[str]]:
-    """The same run twice has the same numbers: counted as two, it would make intervals narrow."""
+    """Drop repeated runs: the same numbers counted twice would make intervals too narrow."""
     kept: dict[str, Trial] = {}
     notes = []
     for t in sorted(trials, key=lambda t: len(t.rows), reverse=True):
@@ -125,12 +125,12 @@ def _section(task: str, data: str, trials: Sequence[Trial]) -> Section:
 
 
 def _series(trials: Sequence[Trial]) -> list[Series]:
-    """In the order of the algorithms, with the keys in which those of one algorithm differ."""
+    """Ordered by algorithm, and named by the keys in which runs of one algorithm differ."""
     groups: dict[str, list[Trial]] = {}
     for t in trials:
         groups.setdefault(_key(t.config, APART), []).append(t)
     order = [*NAMES, *sorted({t.config["algorithm"] for t in trials} - set(NAMES))]
-    found = []
+    series = []
     for algorithm in order:
         of_it = [g for g in groups.values() if g[0].config["algorithm"] == algorithm]
         configs = [g[0].config for g in of_it]
@@ -143,15 +143,15 @@ def _series(trials: Sequence[Trial]) -> list[Series]:
         for group in of_it:
             said = [f"{k} = {group[0].config.get(k, 'unset')}" for k in differ]
             name = ", ".join([NAMES.get(algorithm, algorithm), *said])
-            found.append(Series(name, algorithm, sorted(group, key=lambda t: _seed(t))))
-    return found
+            series.append(Series(name, algorithm, sorted(group, key=lambda t: _seed(t))))
+    return series
 
 
-def _rank(found: Any) -> tuple[bool, float, str]:
-    """Numbers by size, then the rest by name."""
-    if isinstance(found, int | float):
-        return (False, float(found), "")
-    return (True, 0.0, str(found))
+def _rank(value: Any) -> tuple[bool, float, str]:
+    """A sort key: numbers by size, then the rest by name."""
+    if isinstance(value, int | float):
+        return (False, float(value), "")
+    return (True, 0.0, str(value))
 
 
 def _seed(trial: Trial) -> tuple[bool, float, str]:
@@ -159,5 +159,5 @@ def _seed(trial: Trial) -> tuple[bool, float, str]:
 
 
 def _short(task: str) -> str:
-    """Of path.py:problem, without the folders."""
+    """The name of path.py:problem without its folders."""
     return task.rsplit("/", 1)[-1]

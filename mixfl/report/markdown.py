@@ -28,7 +28,7 @@ def markdown(document: Document) -> str:
 
 
 def plain(text: str) -> str:
-    """Text that Markdown shows as it is, on one line."""
+    """The text on one line, escaped so that Markdown shows it unchanged."""
     marked = re.sub(r"([\\`*_{}\[\]#|~$!])", r"\\\1", " ".join(text.split()))
     return re.sub(r"^([-+]|\d+[.)])(?=\s|$)", r"\\\1", marked.translate(ENTITIES))
 
@@ -44,19 +44,19 @@ def _parts(section: Section) -> Iterator[str]:
     for part in section.parts:
         notes: list[str] = []
         if isinstance(part, Curves):
-            found = final_table(part.title, part.series, part.metrics, costs=False)
+            shown = final_table(part.title, part.series, part.metrics, costs=False)
             notes = remarks(part.series)
-            if any(_holds(other, found) for other in tables):
+            if any(_holds(other, shown) for other in tables):
                 continue
         else:
-            found = _sweep(part) if isinstance(part, Sweep) else part
-        yield from (_title(part), "", plain(part.text), "", *table(found.header, found.rows), "")
+            shown = _sweep(part) if isinstance(part, Sweep) else part
+        yield from (_title(part), "", plain(part.text), "", *table(shown.header, shown.rows), "")
         yield from (f"- {plain(note)}" for note in notes)
         yield ""
 
 
 def _holds(table: Table, other: Table) -> bool:
-    """Does it have the other's rows and columns?"""
+    """Whether the table has the other's rows and columns."""
     names = [[row[0] for row in t.rows] for t in (table, other)]
     return names[0] == names[1] and set(other.header) <= set(table.header)
 
@@ -66,7 +66,7 @@ def _title(part: Curves | Sweep | Table) -> str:
 
 
 def _sweep(part: Sweep) -> Table:
-    """A row per value of the key, a column per line."""
+    """One row per value of the key, one column per line."""
     values = sorted({p.x for line in part.lines for p in line.points})
     rows = []
     for x in values:

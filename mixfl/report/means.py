@@ -1,4 +1,4 @@
-"""Means over trials: what a chart draws and what a table says."""
+"""Means over trials, for charts and tables."""
 
 import math
 from collections import Counter
@@ -16,10 +16,10 @@ from mixfl.theory.intervals import half_width, interval
 
 @dataclass(frozen=True)
 class Mean:
-    """A metric of a series, at the rounds that all its trials have."""
+    """A metric of a series, at the rounds that all of its trials have."""
 
     rounds: list[int]
-    bytes: list[float]  # a client's, both ways, so far; empty where not known
+    bytes: list[float]  # per client, both ways, in total so far; empty if unknown
     seconds: list[float]
     mean: list[float]
     low: list[float]  # of the 95 % interval; empty with one trial
@@ -27,12 +27,12 @@ class Mean:
 
 
 def value(row: Row, key: str) -> float | None:
-    """A finite number, or None: files may hold anything."""
-    found = row.get(key)
-    if isinstance(found, bool) or not isinstance(found, int | float):
+    """The row's value if it is a finite number, else None: files may hold anything."""
+    stored = row.get(key)
+    if isinstance(stored, bool) or not isinstance(stored, int | float):
         return None
     try:
-        return float(found) if math.isfinite(found) else None
+        return float(stored) if math.isfinite(stored) else None
     except OverflowError:
         return None
 
@@ -43,35 +43,39 @@ def mean(series: Series, metric: str) -> Mean | None:
     rounds = sorted(set.intersection(*(set(v) for _, v in trials))) if trials else []
     if not rounds:
         return None
-    found = [interval([values[r] for _, values in trials]) for r in rounds]
+    intervals = [interval([values[r] for _, values in trials]) for r in rounds]
     several = len(trials) > 1
     bytes = [_sums(t, ("comm/down_bytes", "comm/up_bytes")) for t, _ in trials]
     seconds = [_sums(t, ("time/round_ms",), 1e-3) for t, _ in trials]
     return Mean(
-        rounds, _at(rounds, bytes), _at(rounds, seconds), [i.mean for i in found],
-        [i.low for i in found] if several else [], [i.high for i in found] if several else [],
-    )  # fmt: skip
+        rounds,
+        _at(rounds, bytes),
+        _at(rounds, seconds),
+        [i.mean for i in intervals],
+        [i.low for i in intervals] if several else [],
+        [i.high for i in intervals] if several else [],
+    )
 
 
 def _by_round(trial: Trial, metric: str) -> dict[int, float]:
-    found = ((row["round"], value(row, metric)) for row in trial.rows)
-    return {r: v for r, v in found if v is not None}
+    values = ((row["round"], value(row, metric)) for row in trial.rows)
+    return {r: v for r, v in values if v is not None}
 
 
 def _sums(trial: Trial, keys: Sequence[str], scale: float = 1) -> dict[int, float]:
-    """By round, what the rounds until then cost. A row has the cost of one round of those since
-    the row before; where it has none, the row before's counts."""
+    """The total cost up to each row's round. A row has the cost of one round since the row before;
+    if it has none, the cost in the row before applies."""
     rows = {row["round"]: [value(row, k) for k in keys] for row in trial.rows}
     costs = {r: sum(v for v in values if v is not None) for r, values in rows.items()
              if None not in values}  # fmt: skip
     if not costs:
         return {}
-    each, total, before, found = costs[min(costs)], 0.0, 0, {}
+    each, total, before, sums = costs[min(costs)], 0.0, 0, {}
     for r in sorted(rows):
         each = costs.get(r, each)
         total += scale * each * (r - before)
-        before, found[r] = r, total
-    return found
+        before, sums[r] = r, total
+    return sums
 
 
 def _at(rounds: list[int], trials: list[dict[int, float]]) -> list[float]:
@@ -83,8 +87,8 @@ def _at(rounds: list[int], trials: list[dict[int, float]]) -> list[float]:
 def cap(
     metric: str, names: Sequence[str], means: Sequence[Mean | None]
 ) -> tuple[float, str] | None:
-    """FL alone can have a loss so large that the others could not be told apart: it is cut off.
-    The axis' end, and the words that say so."""
+    """The end of the axis and a note, if one loss is so large that the others could not be told
+    apart (FL alone often is)."""
     there = [(m.mean[-1], m.mean[0], n) for n, m in zip(names, means, strict=True) if m is not None]
     if not metric.endswith("loss") or len(there) < 3:
         return None
@@ -96,7 +100,7 @@ def cap(
 
 
 def final(series: Series, metric: str) -> str:
-    """Mean ± half width after training; how it ended where there is no such number."""
+    """Mean ± half width after training, or how training ended if there is no number."""
     count = len(series.trials)
     diverged = [t.status for t in series.trials if t.status.startswith("diverged")]
     if diverged:
@@ -125,7 +129,7 @@ COSTS = (
 def final_table(
     title: str, series: Sequence[Series], metrics: Sequence[str], costs: bool = True, **more: Any
 ) -> Table:
-    """Final values of each series, and what a round costs a client."""
+    """Final values of each series, and a client's costs per round."""
     header = ["", *map(metric_title, metrics), *(name for _, name, _ in COSTS if costs)]
     rows = []
     for s in series:
@@ -137,17 +141,17 @@ def final_table(
     return Table(title, header, rows, **more)
 
 
-def _cost(found: float) -> str:
-    return f"{found:,.0f}" if found >= 100 else f"{found:.3g}"
+def _cost(cost: float) -> str:
+    return f"{cost:,.0f}" if cost >= 100 else f"{cost:.3g}"
 
 
 def remarks(series: Sequence[Series]) -> list[str]:
-    """On the trials that did not finish."""
-    found = []
+    """Notes on trials that did not finish."""
+    lines = []
     for s in series:
         count = len(s.trials)
         for status, n in Counter(t.status for t in s.trials).items():
             if status != "finished":
                 trials = f"{n} of {count} trials: " if count > 1 else ""
-                found.append(f"{s.name}: {trials}{status}")
-    return found
+                lines.append(f"{s.name}: {trials}{status}")
+    return lines

@@ -13,13 +13,11 @@ from matplotlib.ticker import MaxNLocator
 
 from mixfl.report.document import Curves, Series, Trial
 from mixfl.report.means import cap, mean
-from mixfl.report.style import COLOURS, DASHES, NAMES, TITLES, metric_title, styles
-
-__all__ = ["COLOURS", "DASHES", "NAMES", "TITLES", "curves", "dissimilarity", "draw"]
+from mixfl.report.style import NAMES, metric_title, styles
 
 MARKERS = {"": "", "circle": "o", "square": "s", "diamond": "D", "triangle-up": "^",
            "triangle-down": "v"}  # fmt: skip
-# Letters that can be searched and edited, and the same bytes for the same runs.
+# Text stays searchable and editable, and the same runs give the same bytes.
 FILES: Any = {"pdf.fonttype": 42, "svg.fonttype": "none", "svg.hashsalt": "mixfl"}
 UNDATED = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}}
 
@@ -28,7 +26,7 @@ def curves(
     runs: Mapping[str, Sequence[list[dict[str, Any]]]], metrics: Sequence[str], path: Path,
     title: str = "",
 ) -> None:  # fmt: skip
-    """The rows of an algorithm's trials, drawn."""
+    """Draw metrics rows, given per algorithm and trial."""
     series = [
         Series(NAMES.get(a, a), a, [Trial(str(k), {}, "", rows) for k, rows in enumerate(trials)])
         for a, trials in runs.items()
@@ -37,7 +35,7 @@ def curves(
 
 
 def draw(part: Curves, path: Path) -> None:
-    """A panel per metric over rounds, a line per series; with several trials, the mean and its
+    """One panel per metric over rounds, one line per series; with several trials, the mean and its
     95 % interval."""
     columns = min(len(part.metrics), 3)
     rows = -(-len(part.metrics) // columns)
@@ -84,7 +82,7 @@ def draw(part: Curves, path: Path) -> None:
 
 
 def _text(text: str) -> str:
-    """Matplotlib reads what is between dollars as a formula."""
+    """The text with dollars escaped: Matplotlib reads text between dollars as a formula."""
     return text.replace("$", r"\$")
 
 
@@ -112,7 +110,7 @@ def dissimilarity(
 
 
 def _save(figure, path: Path) -> None:
-    """Whole or not at all."""
+    """Write a temporary file first, so that no partial file is left."""
     partial = path.with_name("." + path.name)
     with plt.rc_context(FILES):
         figure.savefig(

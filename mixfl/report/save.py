@@ -10,7 +10,7 @@ PLOTS = (".pdf", ".svg", ".png")
 
 
 def save(document: Document, out: Path, format: str = "html") -> None:
-    """As html or md."""
+    """`format` is html or md."""
     _prepare(out)
     if format == "md":
         from mixfl.report.markdown import markdown as written
@@ -30,7 +30,7 @@ def save_plot(curves: Curves, out: Path) -> None:
 
 def _prepare(out: Path) -> None:
     if out.is_dir():
-        raise MixflError(f"--out {out} is a folder: give a file.")
+        raise MixflError(f"--out {out} is a folder: give a file name.")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -1,10 +1,10 @@
-"""How algorithms are called and drawn. An algorithm has the same colour everywhere (Okabe and Ito's
-palette, which colour-blind readers can tell apart)."""
+"""Names and looks of algorithms. An algorithm has the same color everywhere (Okabe and Ito's
+palette, which color-blind readers can tell apart)."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
-COLOURS = {
+COLORS = {
     "fedavg": "#7f7f7f", "pt": "#009E73", "1wgt": "#0072B2", "2wgt": "#CC79A7",
     "oracle": "#000000", "central": "#E69F00", "pretrain": "#D55E00",
     "example-transfer": "#56B4E9", "baseline": "#8C6D1F",
@@ -14,7 +14,7 @@ ON_DARK = {
     "oracle": "#f5f5f5", "central": "#f0b030", "pretrain": "#f07f35",
     "example-transfer": "#93d6ff", "baseline": "#c9a54c",
 }  # fmt: skip
-OTHER = ("#5E4FA2", "#a99bf0")  # on light, on dark: an algorithm of the user's own
+OTHER = ("#5E4FA2", "#a99bf0")  # on light, on dark: an algorithm that is not listed
 DASHES = {"fedavg": (4, 2), "oracle": (1, 1.5), "baseline": (1, 1.5)}
 NAMES = {
     "fedavg": "FedAvg (FL alone)", "pt": "Parallel Training", "1wgt": "1-way Gradient Transfer",
@@ -37,31 +37,31 @@ def metric_title(metric: str) -> str:
 
 
 class Style(NamedTuple):
-    light: str  # the colour on light ground
+    light: str  # color on a light background
     dark: str
-    dashes: tuple[float, ...]  # in widths of the line; none: solid
-    marker: str  # none where the algorithm is there once
+    dashes: tuple[float, ...]  # in line widths; empty: solid
+    marker: str  # empty if the algorithm has one line
 
 
 def styles(algorithms: Sequence[str]) -> list[Style]:
-    """For the lines of a chart. Those of one algorithm share its hue and differ in lightness,
-    dashes and markers."""
-    found = []
+    """Styles for the lines of a chart. Lines of one algorithm share its hue and differ in
+    lightness, dashes and markers."""
+    looks = []
     for i, a in enumerate(algorithms):
         of_it = algorithms.count(a)
         k = algorithms[:i].count(a)
-        light, dark = COLOURS.get(a, OTHER[0]), ON_DARK.get(a, OTHER[1])
+        light, dark = COLORS.get(a, OTHER[0]), ON_DARK.get(a, OTHER[1])
         if of_it == 1:
-            found.append(Style(light, dark, DASHES.get(a, ()), ""))
+            looks.append(Style(light, dark, DASHES.get(a, ()), ""))
             continue
         shade = 0.35 * (2 * k / (of_it - 1) - 1)
         pattern, marker = PATTERNS[k % len(PATTERNS)], MARKERS[k % len(MARKERS)]
-        found.append(Style(_mixed(light, shade), _mixed(dark, -shade), pattern, marker))
-    return found
+        looks.append(Style(_mixed(light, shade), _mixed(dark, -shade), pattern, marker))
+    return looks
 
 
-def _mixed(colour: str, shade: float) -> str:
-    """With white (shade > 0) or black."""
+def _mixed(color: str, shade: float) -> str:
+    """The color mixed with white (shade > 0) or black."""
     goal = 255 if shade > 0 else 0
-    parts = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    parts = (int(color[i : i + 2], 16) for i in (1, 3, 5))
     return "#" + "".join(f"{round(p + abs(shade) * (goal - p)):02x}" for p in parts)

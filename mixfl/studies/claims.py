@@ -1,7 +1,7 @@
-"""Claims decided by figures: a claim is a list of checks, each of a number per trial.
+"""Decides claims from the runs' metrics. A claim is a list of checks, each on one number per trial.
 
-Trials with the same seed have the same cohorts, so that differences are taken within a seed, and
-the 95 % interval (Student's t) is that of the differences. A check is one of
+Trials with the same seed have the same cohorts. So differences are taken within a seed, and the
+95 % interval (Student's t) is that of the differences. A check is one of
 
     better   of = A, than = B     A's metric is better than B's         interval beyond 0
     often    of = [A, ...],       better at least in half of the cases  intervals beyond 0
@@ -14,10 +14,11 @@ the 95 % interval (Student's t) is that of the differences. A check is one of
     saving   what, how, limit     what `mixfl costs` says is saved at the clients
     order    of = [A, B, ...]     the largest `key` that converges rises from A on
 
-(with each = [algorithms] in place of `of` and `than`: every further setting of an algorithm against
-its first) and says agree, disagree or not decided. A claim agrees if all of its checks do, and
-disagrees if one does. Metrics are means over a part of the curve (`at`): `end`, the last fifth of
-the evaluations; `early`, the first fifth; `curve`, all; `largest`, the maximum from round 10 on.
+With each = [algorithms] in place of `of` and `than`, every further setting of an algorithm is
+compared with its first. A check says agree, disagree or not decided. A claim agrees if all of its
+checks agree, and disagrees if one disagrees. Metrics are means over a part of the curve (`at`):
+`end`, the last fifth of the evaluations; `early`, the first fifth; `curve`, all; `largest`, the
+maximum from round 10 on.
 """
 
 import itertools
@@ -49,7 +50,7 @@ class Results:
         self.study, self.ended = study, ended
 
     def values(self, setting: Setting, metric: str, at: str) -> np.ndarray:
-        """[trials], NaN where one diverged."""
+        """[trials], NaN where a trial diverged."""
         return np.array([self._value(self.ended[t.folder], metric, at) for t in setting.trials])
 
     def diverged(self, setting: Setting) -> list[int]:
@@ -66,7 +67,7 @@ class Results:
 
 
 def part(rows: np.ndarray, at: str) -> float:
-    """Of [evaluations, (round, value)]."""
+    """The mean (or maximum) over a part of rows [evaluations, (round, value)]."""
     fifth = max(1, round(len(rows) / 5))
     if at == "end":
         return float(rows[-fifth:, 1].mean())
@@ -105,17 +106,17 @@ def run(check: Mapping[str, Any], results: Results) -> list[Checked]:
         raise unknown("kind of check", check.get("kind"), kinds)
     if "each" not in check:
         return kinds[check["kind"]](check, results)
-    found = []
+    checked = []
     for algorithm in check["each"]:
         first, *others = results.study.named(f"{algorithm} *")
         one = {**check, "of": [s.name for s in others], "than": first.name}
-        found += kinds[check["kind"]](one, results)
-    return found
+        checked += kinds[check["kind"]](one, results)
+    return checked
 
 
 def pairs(check, results):
-    """For each setting of `of`: its name, the interval of how much better it is than `than`, and
-    both in words. None for the interval where a trial diverged."""
+    """For each setting of `of`: its gain over `than` per seed, the values of both, and both in
+    words. Values are NaN where a trial diverged."""
     study, metric, at = results.study, check["metric"], check.get("at", "end")
     (other,) = study.named(check["than"])
     sign = -1 if lower_is_better(metric) else 1
@@ -140,26 +141,26 @@ def say(values: np.ndarray) -> str:
     return f"{mean:.4g} ± {(high - low) / 2:.2g}" if len(values) > 1 else f"{mean:.4g}"
 
 
-def spread(found: Interval) -> str:
-    return f"{found.mean:+.3g} [{found.low:+.3g}, {found.high:+.3g}]"
+def spread(difference: Interval) -> str:
+    return f"{difference.mean:+.3g} [{difference.low:+.3g}, {difference.high:+.3g}]"
 
 
 def better(check, results) -> list[Checked]:
-    found = []
+    checked = []
     for gain, (a, b), words in pairs(check, results):
         if np.isnan(a).any() != np.isnan(b).any():
-            found.append(Checked(DISAGREE if np.isnan(a).any() else AGREE, words))
+            checked.append(Checked(DISAGREE if np.isnan(a).any() else AGREE, words))
             continue
         if np.isnan(gain).any():
-            found.append(Checked(OPEN, words))
+            checked.append(Checked(OPEN, words))
             continue
         d = interval(gain)
         verdict = AGREE if d.low > 0 else DISAGREE if d.high < 0 else OPEN
-        same = check.get("same")  # so close that it can't be called better
+        same = check.get("same")  # closer than this is not better
         if verdict == OPEN and same and -same < d.low and d.high < same:
             verdict = DISAGREE
-        found.append(Checked(verdict, f"{words}; better by {spread(d)}"))
-    return found
+        checked.append(Checked(verdict, f"{words}; better by {spread(d)}"))
+    return checked
 
 
 def often(check, results) -> list[Checked]:
@@ -182,18 +183,18 @@ def reaches(check, results) -> list[Checked]:
 
 
 def within(check, results, both: bool) -> list[Checked]:
-    found, limit = [], check["within"]
+    checked, limit = [], check["within"]
     for gain, (a, _), words in pairs(check, results):
         if np.isnan(gain).any():
-            found.append(Checked(DISAGREE if np.isnan(a).any() else OPEN, words))
+            checked.append(Checked(DISAGREE if np.isnan(a).any() else OPEN, words))
             continue
         d = interval(gain)
         high = d.high if both else -np.inf
         out = d.high < -limit or (both and d.low > limit)
         verdict = AGREE if -limit <= d.low and high <= limit else DISAGREE if out else OPEN
         allowed = f"allowed {'±' if both else '-'}{limit:g}" + (", helps" if d.low > 0 else "")
-        found.append(Checked(verdict, f"{words}; better by {spread(d)}, {allowed}"))
-    return found
+        checked.append(Checked(verdict, f"{words}; better by {spread(d)}, {allowed}"))
+    return checked
 
 
 def contrast(check, results) -> list[Checked]:
@@ -207,30 +208,31 @@ def contrast(check, results) -> list[Checked]:
     if np.isnan(values).any():
         return [Checked(OPEN, words)]
     a, b, c, d = values
-    found = interval(np.abs(a - b) - np.abs(c - d))
-    verdict = AGREE if found.low > 0 else DISAGREE if found.high < 0 else OPEN
-    return [Checked(verdict, f"{words}; differs more by {spread(found)}")]
+    difference = interval(np.abs(a - b) - np.abs(c - d))
+    verdict = AGREE if difference.low > 0 else DISAGREE if difference.high < 0 else OPEN
+    return [Checked(verdict, f"{words}; differs more by {spread(difference)}")]
 
 
 def beyond(check, results) -> list[Checked]:
     study, metric, at = results.study, check["metric"], check.get("at", "end")
     limit, sign = check["limit"], 1 if check["kind"] == "above" else -1
-    found = []
+    checked = []
     for setting in study.named(check["of"]):
         values = results.values(setting, metric, at)
         words = f"{place(metric, at)}: {setting.name} {say(values)}, limit {limit:g}"
         if np.isnan(values).any():
-            found.append(Checked(OPEN, words))
+            checked.append(Checked(OPEN, words))
             continue
-        # A largest value is one over all trials, as in the paper.
+        # The largest value is taken over all trials, as in the paper.
         d = Interval(*[values.max()] * 3) if at == "largest" else interval(values)
         low, high = sorted((sign * (d.low - limit), sign * (d.high - limit)))
-        found.append(Checked(AGREE if low > 0 else DISAGREE if high < 0 else OPEN, words))
-    return found
+        checked.append(Checked(AGREE if low > 0 else DISAGREE if high < 0 else OPEN, words))
+    return checked
 
 
 def order(check, results) -> list[Checked]:
-    """The largest value of `key` at which all trials converge: end at a loss below `limit`."""
+    """The largest value of `key` at which all trials converge, that is, end with `metric` below
+    `limit`."""
     study, key, metric = results.study, check["key"], check["metric"]
     largest: list[float] = []
     words = []
@@ -254,13 +256,13 @@ def order(check, results) -> list[Checked]:
 
 
 def saving(check, results) -> list[Checked]:
-    """By the task's costs: the part of `what` saved against the baseline, rounded as the paper."""
+    """The part of `what` that is saved against the baseline, rounded as in the paper."""
     from mixfl.measure.costs import savings
 
-    found = []
+    checked = []
     for algorithm, what, how, part in savings(results.study.costs()):
         if what == check["what"] and how in check["how"]:
             verdict = AGREE if round(part, 3) >= check["limit"] else DISAGREE
             words = f"{algorithm} saves {part:.2%} of {what} ({how}), limit {check['limit']:.1%}"
-            found.append(Checked(verdict, words))
-    return found
+            checked.append(Checked(verdict, words))
+    return checked

@@ -1,4 +1,4 @@
-"""Several algorithms on the same cohorts and seeds, and a table of how they ended."""
+"""Runs several algorithms on the same cohorts and seeds, and tabulates the results."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ class Outcome:
             self.trials.append(done.rows)
 
     def cell(self, metric: str) -> str:
-        """Of a table: mean ± half of the 95 % interval, or that trials diverged or failed."""
+        """A table cell: mean ± half of the 95 % interval, or that trials diverged or failed."""
         values, diverged = self.final(metric), self.diverged
         count = len(diverged) + len(self.trials) + self.failed
         if diverged:
@@ -57,20 +57,20 @@ class Outcome:
 
 
 def outcomes(ended: Sequence[Done]) -> list[Outcome]:
-    """Of trials, by algorithm."""
-    found: dict[str, Outcome] = {}
+    """The outcomes of finished trials, by algorithm."""
+    by_algorithm: dict[str, Outcome] = {}
     for one in ended:
-        outcome = found.setdefault(one.trial.algorithm, Outcome(one.trial.algorithm))
+        outcome = by_algorithm.setdefault(one.trial.algorithm, Outcome(one.trial.algorithm))
         outcome.add(one)
-    return list(found.values())
+    return list(by_algorithm.values())
 
 
 def planned_trials(
     plans: Sequence[Plan], trials: int, given: dict[str, Any], **more
 ) -> list[Trial]:
-    """The runs of a comparison, a folder each. Trial k has the seed of the settings plus k, the
-    same for every algorithm."""
-    found = []
+    """The runs of a comparison, one folder each. The seed of trial k is the settings' seed plus k,
+    for every algorithm."""
+    planned = []
     for plan in plans:
         for k in range(trials):
             seed = plan.settings.seed + k
@@ -78,17 +78,17 @@ def planned_trials(
             if trials > 1:
                 folder, label = f"{folder}/seed{seed}", f"{label} {k + 1}/{trials}"
             keys = {a: v for a, v in given.items() if a in {*plan.recipe.uses, *plan.options}}
-            found.append(
+            planned.append(
                 Trial(
                     plan.task, plan.recipe.id, folder, label, plan.preset, plan.data,
                     {**keys, "seed": seed}, **more,
                 )
             )  # fmt: skip
-    return found
+    return planned
 
 
 def check(plans: Sequence[Plan]) -> None:
-    """Every mistake shows before the first run begins."""
+    """Report mistakes before the first run begins."""
     with processes.Together():
         for plan in plans:
             preflight(plan.problem, plan.settings, bool(plan.simulator().forms.tables))
@@ -122,10 +122,10 @@ def compare(
 
 
 def shown_metrics(outcomes: Sequence[Outcome]) -> list[str]:
-    """The metrics worth a column: the best known ones, or the first few that there are."""
-    found = [k for o in outcomes for t in o.trials if t for k in t[-1]]
-    known = [k for k in SHOWN if k in found]
-    return known or list(dict.fromkeys(k for k in found if k.startswith(("eval/", "train/"))))[:3]
+    """The metrics worth a column: the best-known ones, or else the first few."""
+    metrics = [k for o in outcomes for t in o.trials if t for k in t[-1]]
+    known = [k for k in SHOWN if k in metrics]
+    return known or list(dict.fromkeys(k for k in metrics if k.startswith(("eval/", "train/"))))[:3]
 
 
 def rows(outcomes: Sequence[Outcome]) -> tuple[list[str], list[list[str]]]:

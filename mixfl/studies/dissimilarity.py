@@ -1,7 +1,7 @@
 """`mixfl dissimilarity`: the paper's protocol for G~^2 and B~^2 (Table 2, Appendix C.1).
 
-One local step (K = 1, with which all algorithms are the same), 100 rounds, 5 simulations; at each
-round the maximum over the simulations, and of that the maximum over the rounds from 10 on.
+One local step (with K = 1 all algorithms are the same), 100 rounds, 5 simulations. The result is
+the maximum over all simulations and the rounds from 10 on.
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from mixfl.measure.gradients import Gradients
 from mixfl.runs.folder import write_whole
 from mixfl.runs.plan import plan
 
-FIRST = 10  # round from which on the maximum counts
+FIRST = 10  # the maximum is taken from this round on
 PAPER = {"smile": (49.04, 1.26), "text": (0.03, 1.34), "movie": (0.03, 1.50)}
 
 
@@ -28,7 +28,7 @@ class Curves(NamedTuple):
     b2: np.ndarray
 
     def largest(self) -> tuple[float, float]:
-        """Over all simulations and the rounds that count."""
+        """The maxima over all simulations and the rounds from FIRST on."""
         first = min(FIRST, len(self.rounds) - 1)
         return float(self.g2[:, first:].max()), float(self.b2[:, first:].max())
 
@@ -38,7 +38,7 @@ def dissimilarity(
     rounds: int, simulations: int, report: Callable[[int, int, str], None],
 ) -> Curves:  # fmt: skip
     problems: dict = {}
-    found = []
+    simulated = []
     for i in range(simulations):
         planned = plan(
             task, "pt", preset=preset, data=data, given=given, problems=problems,
@@ -59,9 +59,9 @@ def dissimilarity(
                     f"{s.client_lr:g}) with --set.", result.round,
                 )  # fmt: skip
             points.append(gradients.dissimilarity(result.state.x, result.round))
-        found.append(points)
+        simulated.append(points)
         name = planned.problem.name
-    values = np.array(found)  # [simulations, rounds + 1, 2]
+    values = np.array(simulated)  # [simulations, rounds + 1, 2]
     return Curves(name, list(range(rounds + 1)), values[..., 0], values[..., 1])
 
 

@@ -1,54 +1,36 @@
-"""`mixfl reproduce`: the paper's tables and figures, and its claims, from the studies' runs."""
+"""`mixfl reproduce`: the paper's tables, figures and claims, from the runs of studies."""
 
 import datetime
 import json
 import os
 import platform
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
-
-import numpy as np
 
 import mixfl
 from mixfl.errors import MixflError, unknown
-from mixfl.report.document import (
-    Curves,
-    Document,
-    Finding,
-    Line,
-    Point,
-    Section,
-    Series,
-    Sweep,
-    Table,
-)
-from mixfl.report.document import Trial as Shown
+from mixfl.report.document import Curves, Document, Finding, Section
 from mixfl.report.from_runs import REPRODUCED
-from mixfl.report.means import final_table
-from mixfl.report.style import NAMES, metric_title
 from mixfl.runs.folder import write_whole
 from mixfl.studies import study as studies
-from mixfl.studies.claims import Results, decide
-from mixfl.studies.dissimilarity import FIRST, PAPER
+from mixfl.studies.claims import decide
 from mixfl.studies.progress import Board
-from mixfl.studies.study import Setting, Study
+from mixfl.studies.show import shown
+from mixfl.studies.study import Study
 from mixfl.studies.trials import Crew, Done, Trial, done
-from mixfl.tasks import read_toml
-from mixfl.theory.intervals import interval
 
 RUNS = "runs"
 
 
 def is_file(id: str) -> bool:
-    """Is it the file of a study of the user's own?"""
+    """Whether the id is the path of a user's study file."""
     return id.endswith(".toml")
 
 
 def chosen(ids: Sequence[str], scale: str, data: Path | None) -> list[Study]:
-    """The studies with these labels (or names, or files); all of ours, if none is given."""
+    """The studies with these labels, names or files; without ids, all of the paper's."""
     if scale not in studies.SCALES:
         raise unknown("scale", scale, studies.SCALES)
     every = [studies.read(path, scale, data) for path in studies.files()]
@@ -67,7 +49,7 @@ def chosen(ids: Sequence[str], scale: str, data: Path | None) -> list[Study]:
 
 
 def listed(scale: str, data: Path | None, jobs: int) -> list[list[str]]:
-    """Label, what it is, study, estimated time."""
+    """Rows of label, title, study and estimated time."""
     every = chosen([], scale, data)
     labels = dict.fromkeys(label for s in every for label in s.labels)
     rows = []
@@ -83,21 +65,21 @@ def listed(scale: str, data: Path | None, jobs: int) -> list[list[str]]:
 
 
 def reproduce(wanted: Sequence[Study], out: Path, crew: Crew, board: Board) -> dict[str, Done]:
-    """Makes the runs of the studies, each once; by folder."""
+    """Make the runs of the studies, each once. Returns them by folder."""
     trials: dict[str, Trial] = {t.folder: t for s in wanted for t in s.trials()}
-    # The first trial of every setting, then the second: a part of them tells something already.
+    # The first trial of every setting, then the second: an early look shows all settings.
     order = sorted(trials.values(), key=lambda t: t.keys["seed"])
     ended = crew.make(order, out / RUNS, board)
     return {d.trial.folder: d for d in ended}
 
 
 def over(wanted: Sequence[Study], out: Path) -> set[str]:
-    """The folders of the runs that need not be made any more."""
+    """The folders of runs that are done."""
     return {t.folder for s in wanted for t in s.trials() if done(t, out / RUNS)}
 
 
 def remember(out: Path, ids: Sequence[str], scale: str, data: Path | None) -> None:
-    """What was asked for, so that `mixfl report` can show it again."""
+    """Save the request, so that `mixfl report` can show the results again."""
     out.mkdir(parents=True, exist_ok=True)
     kept = [os.path.abspath(i) if is_file(i) else i for i in ids]
     file, asked = out / REPRODUCED, {"ids": kept, "scale": scale}
@@ -115,7 +97,7 @@ def remember(out: Path, ids: Sequence[str], scale: str, data: Path | None) -> No
 
 
 def made(folders: Sequence[Path]) -> Document:
-    """Of a folder that `mixfl reproduce` made, what is there by now."""
+    """A document about the finished studies in a folder of `mixfl reproduce`."""
     (folder,) = folders
     asked = json.loads((folder / REPRODUCED).read_bytes())
     data = Path(asked["data"]) if "data" in asked else None
@@ -126,8 +108,8 @@ def made(folders: Sequence[Path]) -> Document:
     command += ["--data", asked["data"]] if data else []
     over = {folder: one for folder, one in ended.items() if one is not None}
     left = [s.title for s in wanted if s not in whole]
-    found = document(whole, over, folder, shlex.join([*command, "--out", str(folder)]))
-    return replace(found, notes=[f"Not finished yet: {title}" for title in left])
+    so_far = document(whole, over, folder, shlex.join([*command, "--out", str(folder)]))
+    return replace(so_far, notes=[f"Not finished yet: {title}" for title in left])
 
 
 def document(
@@ -154,7 +136,7 @@ def document(
 
 
 def draw(document: Document, folder: Path) -> None:
-    """The curves as files for a paper, by their labels."""
+    """Save the charts as files for a paper, named by their labels."""
     from mixfl.report.save import save_plot
 
     parts = [p for s in document.sections for p in s.parts if isinstance(p, Curves) and p.label]
@@ -171,127 +153,3 @@ def processor() -> str:
         return platform.processor() or platform.machine()
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     return names[0] if names else platform.machine()
-
-
-def shown(study: Study, show: Mapping[str, Any], ended: Mapping[str, Done], out: Path) -> list:
-    kinds: dict[str, Callable[..., list]] = {
-        "curves": curves, "final": final, "table": table, "largest": largest, "costs": costs,
-        "bounds": bounds,
-    }  # fmt: skip
-    return kinds[show["kind"]](study, show, ended, out)
-
-
-def head(study: Study, show: Mapping[str, Any]) -> dict[str, Any]:
-    title = f"{show.get('title', study.title)} ({study.data})"
-    return {"title": title, "label": show["label"], "text": show.get("text", "")}
-
-
-def curves(study, show, ended, out) -> list[Curves]:
-    settings = study.named(show.get("series"))
-    split = show.get("panel_per")  # a part for each algorithm, as the paper has it
-    groups = [settings]
-    if split == "algorithm":
-        ids = dict.fromkeys(s.algorithm for s in settings)
-        groups = [[s for s in settings if s.algorithm == a] for a in ids]
-    found = []
-    for group in groups:
-        about = head(study, show)
-        if len(groups) > 1:
-            about["title"] += f": {NAMES[group[0].algorithm]}"
-        lines = [series(s, ended, out) for s in group]
-        found.append(
-            Curves(metrics=show["metrics"], series=lines, log=show.get("log", False), **about)
-        )
-    return found
-
-
-def series(setting: Setting, ended: Mapping[str, Done], out: Path) -> Series:
-    trials = []
-    for trial in setting.trials:
-        done = ended[trial.folder]
-        status = f"diverged at round {done.round}" if done.status == "diverged" else done.status
-        config = shlex.quote(str(done.folder / "config.toml"))
-        command = f"mixfl run --config {config} --out NEW_FOLDER"
-        name = str(done.folder.relative_to(out))
-        trials.append(
-            Shown(name, read_toml(done.folder / "config.toml"), command, done.rows, status)
-        )
-    return Series(spelt(setting.name, setting.algorithm), setting.algorithm, trials)
-
-
-def spelt(name: str, algorithm: str) -> str:
-    """A setting's name, for people."""
-    return name.replace(algorithm, NAMES[algorithm], 1)
-
-
-def final(study, show, ended, out) -> list[Sweep]:
-    """A metric at the end against a key."""
-    results, key, metric = Results(study, ended), show["key"], show["metric"]
-    settings = study.named(show.get("series"))
-    lines: dict[tuple[str, str], list[Point]] = {}
-    for setting in settings:
-        values = results.values(setting, metric, show.get("at", "end"))
-        name = setting.name.replace(f" {key}={studies.plain(setting.keys[key])}", "")
-        good = values[~np.isnan(values)]
-        note = f"{len(values) - len(good)} of {len(values)} trials diverged" * (
-            len(good) < len(values)
-        )
-        mean, low, high = interval(good) if len(good) else (None, None, None)
-        if len(good) < 2:
-            low = high = None
-        point = Point(float(setting.keys[key]), mean, low, high, note)
-        lines.setdefault((name, setting.algorithm), []).append(point)
-    drawn = [Line(spelt(n, a), a, sorted(p, key=lambda p: p.x)) for (n, a), p in lines.items()]
-    behind = [series(s, ended, out) for s in settings]
-    more = dict(log=show.get("log", False), series=behind, **head(study, show))
-    return [Sweep(x=key, y=metric, lines=drawn, **more)]
-
-
-def table(study, show, ended, out) -> list[Table]:
-    """Values at the end, and what a round costs."""
-    lines = [series(s, ended, out) for s in study.named(show.get("series"))]
-    about = head(study, show)
-    return [final_table(about.pop("title"), lines, show["metrics"], **about)]
-
-
-def largest(study, show, ended, out) -> list[Table]:
-    """The largest values over rounds and trials, beside the paper's."""
-    results = Results(study, ended)
-    rows = []
-    for setting in study.named(show.get("series")):
-        found = [results.values(setting, m, "largest").max() for m in show["metrics"]]
-        name = spelt(setting.name, setting.algorithm)
-        rows.append([f"{name}, from round {FIRST}", *(f"{v:.4g}" for v in found)])
-    if study.task in PAPER:
-        rows.append(["the paper", *(f"{v:g}" for v in PAPER[study.task])])
-    header = ["", *(f"largest {metric_title(m)}" for m in show["metrics"])]
-    return [Table(header=header, rows=rows, **head(study, show))]
-
-
-def costs(study, show, ended, out) -> list[Table]:
-    from mixfl.measure import costs as counting
-
-    found = study.costs()
-    every = counting.tables(found)
-    about = head(study, show)
-    picked = [every[i] for i in show["tables"]]
-    text = " ".join([about.pop("text"), *counting.notes(found)]).strip()
-    label = about["label"]
-    return [
-        Table(title=title, header=header, rows=rows, label=label, text=text if i == 0 else "")
-        for i, (title, header, rows) in enumerate(picked)
-    ]
-
-
-def bounds(study, show, ended, out) -> list[Table]:
-    from mixfl.theory import tables as theory
-
-    symbols = dict(sigma_f2=0.0, mu=0.0, G2=0.0, B2=1.0, D2=None, F=None, eta_s=1.0, eta_m=1.0)
-    entries = theory.bounds(**{**symbols, **study.bounds})
-    title, header, rows = theory.tables(entries)[show["table"]]
-    columns = [header.index(c) for c in show["columns"]]
-    about = head(study, show) | {"title": show.get("title", title)}
-    given = ", ".join(f"{k} = {v:g}" for k, v in study.bounds.items())
-    about["text"] = f"{about['text']} For {given}.".strip()
-    cells = [[row[c] for c in columns] for row in rows]
-    return [Table(header=[header[c] for c in columns], rows=cells, **about)]

@@ -1,90 +1,86 @@
-"""What a study's file may say and must say (docs/experiments.md): a slip is named before the first
-run begins."""
+"""What a study's file must have and may have (docs/experiments.md).
 
+Mistakes are reported before the first run begins.
+"""
+
+import functools
+import operator
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from types import GenericAlias
+from typing import Any, Literal
 
-from mixfl.errors import MixflError, unknown
+from msgspec import defstruct
 
-# By table: what it must have, what it may have.
-STUDY = (("title",), ("text", "task", "data", "quick", "full", "series", "show", "claim", "bounds"))
-SCALE = ((), ("preset", "trials", "round_ms", "keys", "real"))
-SERIES = (("algorithms",), ("name", "task", "keys", "over", "zip", "trials"))
-CLAIM = (("number", "says", "checks"), ())
-SHOWS: Mapping[str, tuple] = {
-    "curves": (("metrics",), ("series", "log", "panel_per")),
-    "final": (("metric", "key"), ("series", "at", "log")),
-    "table": (("metrics",), ("series",)),
-    "largest": (("metrics",), ("series",)),
-    "costs": (("tables",), ()),
-    "bounds": (("table", "columns"), ()),
-}
-CHECKS: Mapping[str, tuple] = {
-    "better": (("metric",), ("of", "than", "each", "at", "same")),
-    "close": (("metric", "within"), ("of", "than", "each", "at")),
-    "reaches": (("metric", "within"), ("of", "than", "each", "at")),
-    "often": (("metric",), ("of", "than", "each", "at")),
-    "contrast": (("metric", "of", "less", "than"), ("at",)),
-    "above": (("metric", "of", "limit"), ("at",)),
-    "below": (("metric", "of", "limit"), ("at",)),
-    "order": (("metric", "key", "of", "limit"), ()),
-    "saving": (("what", "how", "limit"), ()),
-}
+from mixfl.errors import MixflError
+from mixfl.validation import Count, NotNegative, check_tables
 
 
-def check(content: Mapping[str, Any], path: Path, scales: tuple[str, ...]) -> None:
-    """Of a study's file."""
-    here = path.name
-    _table(content, STUDY, here)
-    for scale in scales:
-        _scale(content.get(scale, {}), SCALE, f"[{scale}] of {here}")
-    for series in _tables(content, "series", here):
-        where = f"[[series]] of {here}"
-        must, may = SERIES
-        _table(series, (must, (*may, *scales)), where)
-        for scale in scales:
-            _scale(series.get(scale, {}), ((), (*may, "real")), f"{scale} in {where}")
-    for show in _tables(content, "show", here):
-        _kind(show, SHOWS, f"[[show]] of {here}", ("label", "title", "text"))
-    for claim in _tables(content, "claim", here):
-        _table(claim, CLAIM, f"[[claim]] of {here}")
-        for one in _tables(claim, "checks", here):
-            where = f"a check of claim {claim['number']} of {here}"
-            _kind(one, CHECKS, where)
-            pair = CHECKS[one["kind"]][1][:3] == ("of", "than", "each")
-            if pair and not ("each" in one or {"of", "than"} <= set(one)):
-                raise MixflError(f"{where} compares nothing: give `of` and `than`, or `each`.")
+def table(name: str, must: Mapping[str, Any], may: Mapping[str, Any], **config) -> Any:
+    """A type of table: the keys that it must have and may have, and their types."""
+    fields: list[Any] = [*must.items(), *((key, type | None, None) for key, type in may.items())]
+    return defstruct(name, fields, forbid_unknown_fields=True, kw_only=True, **config)
 
 
-def _tables(content: Mapping[str, Any], key: str, where: str) -> list[dict]:
-    found = content.get(key, [])
-    if not isinstance(found, list) or not all(isinstance(t, dict) for t in found):
-        raise MixflError(f"{key} of {where}: expected tables, [[{key}]].")
-    return found
+def tables(type: Any) -> Any:
+    return GenericAlias(list, (type,))
 
 
-def _scale(found: Any, keys: tuple, where: str) -> None:
-    _table(found, keys, where)
-    if "real" in found:
-        _table(found["real"], ((), tuple(k for k in keys[1] if k != "real")), f"real, {where}")
+def kinds(shared: tuple[dict, dict], **tables: tuple[dict, dict]) -> Any:
+    """Types of tables that differ by their `kind`."""
+    (must, may), each = shared, tables.items()
+    types = [table(k, must | a, may | b, tag_field="kind", tag=k) for k, (a, b) in each]
+    return functools.reduce(operator.or_, types)
 
 
-def _kind(found: Mapping[str, Any], kinds: Mapping[str, tuple], where: str, more=()) -> None:
-    if found.get("kind") not in kinds:
-        raise unknown(f"kind in {where}:", found.get("kind"), kinds)
-    must, may = kinds[found["kind"]]
-    label = ("label",) if "label" in more else ()
-    _table(found, (("kind", *label, *must), (*more, *may)), where)
+NAMES, TEXTS, KEYS = str | list[str], list[str], dict[str, Any]
+AT = {"at": Literal["end", "early", "curve", "largest"]}
+SCALE = dict(preset=str, trials=Count, round_ms=NotNegative, keys=KEYS)
+SCALED = table("scale", {}, {**SCALE, "real": table("real", {}, SCALE)})
+CHANGES = dict(
+    name=str, task=str, keys=KEYS, over=dict[str, list[Any]], zip=bool, trials=Count
+)  # fmt: skip
+CHANGED = table("changes", {}, {**CHANGES, "real": table("real", {}, CHANGES)})
+SERIES = table("series", dict(algorithms=TEXTS), dict(**CHANGES, quick=CHANGED, full=CHANGED))
+SHOW = kinds(
+    (dict(label=str), dict(title=str, text=str)),
+    curves=(dict(metrics=TEXTS), dict(series=NAMES, log=bool, panel_per=Literal["algorithm"])),
+    final=(dict(metric=str, key=str), dict(series=NAMES, log=bool, **AT)),
+    table=(dict(metrics=TEXTS), dict(series=NAMES)),
+    largest=(dict(metrics=TEXTS), dict(series=NAMES)),
+    costs=(dict(tables=list[int]), {}),
+    bounds=(dict(table=int, columns=TEXTS), {}),
+)
+PAIR = dict(of=NAMES, than=str, each=TEXTS, **AT)
+CHECK = kinds(
+    ({}, {}),
+    better=(dict(metric=str), dict(same=float, **PAIR)),
+    close=(dict(metric=str, within=float), PAIR),
+    reaches=(dict(metric=str, within=float), PAIR),
+    often=(dict(metric=str), PAIR),
+    contrast=(dict(metric=str, of=str, less=str, than=TEXTS), AT),
+    above=(dict(metric=str, of=NAMES, limit=float), AT),
+    below=(dict(metric=str, of=NAMES, limit=float), AT),
+    order=(dict(metric=str, key=str, of=TEXTS, limit=float), {}),
+    saving=(dict(what=str, how=NAMES, limit=float), {}),
+)
+CLAIM = table("claim", dict(number=int | str, says=str, checks=tables(CHECK)), {})
+STUDY = table(
+    "study",
+    dict(title=str),
+    dict(
+        text=str, task=str, data=str, quick=SCALED, full=SCALED, series=tables(SERIES),
+        show=tables(SHOW), claim=tables(CLAIM), bounds=dict[str, float],
+    ),
+)  # fmt: skip
 
 
-def _table(found: Any, keys: tuple, where: str) -> None:
-    if not isinstance(found, dict):
-        raise MixflError(f"{where}: expected a table, found {found!r}.")
-    must, may = keys
-    for key in must:
-        if key not in found:
-            raise MixflError(f"{where} has no `{key}`.")
-    for key in found:
-        if key not in (*must, *may):
-            raise unknown(f"key in {where}:", key, (*must, *may))
+def check(content: Mapping[str, Any], path: Path) -> None:
+    """Check the content of a study's file."""
+    for claim in check_tables(content, STUDY, path.name).claim or ():
+        for one in claim.checks:
+            if hasattr(one, "each") and not one.each and not (one.of and one.than):
+                raise MixflError(
+                    f"a check of claim {claim.number} of {path.name} compares nothing: give `of` "
+                    "and `than`, or `each`."
+                )

@@ -1,17 +1,16 @@
-"""A study is a short file (studies/*.toml): which runs to make, what to show of them, under the
-paper's labels, and which claims they decide. docs/experiments.md says how to write one.
+"""A study is a short TOML file: the runs to make, what to show of them under the paper's labels,
+and the claims that they decide. docs/experiments.md explains how to write one.
 
     title, task, text
-    [quick], [full]       preset, trials, keys; round_ms, of one core, for the estimate
-    [quick.real]          what differs where --data has the task's data
+    [quick], [full]       preset, trials, keys; round_ms on one core, for the estimate
+    [quick.real]          changes if --data has the task's data
     [[series]]            algorithms, keys, over (values to try), zip; more under quick, full
-    [[show]]              label, kind (curves, final, table, costs, bounds), and what of it
+    [[show]]              label, kind (curves, final, table, costs, bounds), and its content
     [[claim]]             number, says, checks (claims.py)
 
-A run is made once, whichever studies show it: its folder is named by all that it depends on.
+A run that several studies show is made once: its folder is named by all that it depends on.
 """
 
-import functools
 import hashlib
 import itertools
 import json
@@ -33,14 +32,14 @@ from mixfl.tasks import find, read_toml
 STUDIES = Path(__file__).parent / "toml"
 SCALES = ("quick", "full")
 FOLDERS = {"smile": ("smile", "celeba"), "text": ("text",), "movie": ("movie", "movielens")}
-COMPILE_SECONDS = 4  # a setting's first run, of one core; for the estimate
+COMPILE_SECONDS = 4  # of a setting's first run on one core, for the estimate
 
 
 @dataclass(frozen=True)
 class Setting:
     """One line of a study: an algorithm with its keys."""
 
-    name: str  # the algorithm, and the values that were tried: "1wgt central_batch=25"
+    name: str  # the algorithm and the values tried: "1wgt central_batch=25"
     algorithm: str
     keys: Mapping[str, Any]
     trials: Sequence[Trial]
@@ -48,13 +47,13 @@ class Setting:
 
 @dataclass(frozen=True)
 class Study:
-    """A file, at a scale and on a data set."""
+    """A study file, at a scale and on a data set."""
 
     id: str
     title: str
     text: str
     task: str
-    data: str  # for people: "smile, synthetic"
+    data: str  # shown to the reader: "smile, synthetic"
     settings: Sequence[Setting]
     shows: Sequence[Mapping[str, Any]]
     claims: Sequence[Mapping[str, Any]]
@@ -63,8 +62,10 @@ class Study:
     real: str | None = None  # the task's data, if not synthetic
 
     def costs(self) -> Any:
-        """What `mixfl costs` says of the task at the paper's settings."""
-        return counted_costs(self.task, self.real)
+        """What `mixfl costs` says about the task at the paper's settings."""
+        from mixfl.studies.costs import paper_costs
+
+        return paper_costs(self.task, self.real)
 
     @property
     def labels(self) -> list[str]:
@@ -74,25 +75,18 @@ class Study:
         return [t for s in self.settings for t in s.trials]
 
     def named(self, patterns: str | Sequence[str] | None) -> list[Setting]:
-        """The settings whose names match; None: all."""
+        """The settings whose names match; all if None."""
         if patterns is None:
             return list(self.settings)
         wanted = [patterns] if isinstance(patterns, str) else patterns
-        found = [s for p in wanted for s in self.settings if fnmatchcase(s.name, p)]
+        matches = [s for p in wanted for s in self.settings if fnmatchcase(s.name, p)]
         for pattern in wanted:
             if not any(fnmatchcase(s.name, pattern) for s in self.settings):
                 raise unknown(f"series of the study {self.id}", pattern, self.names())
-        return found
+        return matches
 
     def names(self) -> list[str]:
         return [s.name for s in self.settings]
-
-
-@functools.cache
-def counted_costs(task: str, data: str | None) -> Any:
-    from mixfl.measure.costs import costs
-
-    return costs(task, "paper", data, {})
 
 
 def seconds(trial: Trial, round_ms: float) -> float:
@@ -100,13 +94,13 @@ def seconds(trial: Trial, round_ms: float) -> float:
 
 
 def files() -> list[Path]:
-    """In the order of the paper: their names begin with a number."""
+    """The studies in the paper's order: file names begin with a number."""
     return sorted(STUDIES.glob("*.toml"))
 
 
 def read(path: Path, scale: str, data: Path | None) -> Study:
     content = read_toml(path)
-    check(content, path, SCALES)
+    check(content, path)
     task = place(content.get("task", ""), path)
     real = real_data(task, data)
     at = scaled(content, scale, real)
@@ -119,7 +113,7 @@ def read(path: Path, scale: str, data: Path | None) -> Study:
     ]
     names = [s.name for s in settings]
     if len(set(names)) < len(names):
-        raise MixflError(f"{path}: two series have the same name; give one `name`.")
+        raise MixflError(f"{path}: two series have the same name: give one of them a `name`.")
     title = content.get("data", task)
     return Study(
         path.stem.lstrip("0123456789_"), content["title"], content.get("text", ""), task,
@@ -130,19 +124,19 @@ def read(path: Path, scale: str, data: Path | None) -> Study:
 
 
 def scaled(table: Mapping[str, Any], scale: str, real: str | None) -> dict[str, Any]:
-    """What is said for the scale, and below it for real data."""
+    """The changes for the scale, and for real data if there is any."""
     at = dict(table.get(scale, {}))
     more = at.pop("real", {})
     return at | more if real is not None else at
 
 
 def place(task: str, study: Path) -> str:
-    """A problem's file is beside the study's."""
+    """The task, with the path of a problem file taken relative to the study's."""
     return str(study.parent / task) if ".py" in task else task
 
 
 def real_data(task: str, data: Path | None) -> str | None:
-    """The task's part of --data."""
+    """The task's folder in --data, if there is one."""
     if data is None:
         return None
     for name in FOLDERS.get(task, ()):
@@ -154,12 +148,12 @@ def real_data(task: str, data: Path | None) -> str | None:
 def expand(
     series: Mapping[str, Any], at: Mapping[str, Any], task: str, real: str | None
 ) -> list[Setting]:
-    """A series for each algorithm and each value tried."""
+    """One setting for each algorithm and each value tried."""
     over = series.get("over", {})
     several = (
         zip(*over.values(), strict=True) if series.get("zip") else itertools.product(*over.values())
     )
-    found = []
+    settings = []
     for values in several:
         tried = dict(zip(over, values, strict=True))
         for algorithm in series["algorithms"]:
@@ -167,13 +161,13 @@ def expand(
             name = " ".join(filter(None, [algorithm, series.get("name", ""), shown]))
             keys = {**at.get("keys", {}), **series.get("keys", {}), **tried}
             trials = series.get("trials", at.get("trials", 3))
-            found.append(
+            settings.append(
                 Setting(
                     name, algorithm, keys,
                     made_trials(task, algorithm, at.get("preset"), real, keys, name, trials),
                 )
             )  # fmt: skip
-    return found
+    return settings
 
 
 def plain(value: Any) -> str:
@@ -201,7 +195,7 @@ def made_trials(task, algorithm, preset, data, keys, name, count) -> list[Trial]
 
 
 def estimate(studies: Sequence[Study], jobs: int, over: Collection[str] = ()) -> float:
-    """Seconds for the runs of all, each counted once; but for those in the folders `over`."""
+    """Seconds for the runs of all studies, each counted once, without the folders in `over`."""
     runs = {
         t.folder: seconds(t, s.round_ms)
         for s in studies

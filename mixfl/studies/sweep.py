@@ -1,4 +1,4 @@
-"""`mixfl sweep`: settings tried in turn, chosen on validation data and reported on test data."""
+"""`mixfl sweep`: tries settings, chooses on validation data and reports on test data."""
 
 import itertools
 import json
@@ -17,7 +17,7 @@ from mixfl.studies.trials import Done, Trial
 from mixfl.theory.intervals import half_width
 
 RESULTS = "sweep.json"
-CHOSEN_BY = ("auc", "accuracy", "recall@10", "loss")  # the first that there is, if not said
+CHOSEN_BY = ("auc", "accuracy", "recall@10", "loss")  # without --by, the first of these that exists
 
 
 @dataclass
@@ -43,44 +43,44 @@ def planned_trials(
     task: str, algorithms: Sequence[str], over: Mapping[str, Sequence[Any]], trials: int, seed: int,
     given: Mapping[str, Any], **more: Any,
 ) -> list[Trial]:  # fmt: skip
-    """Seeds are the same for every setting, so that the settings are compared on the same
-    cohorts. Trial by trial: after a part of them all settings are known a little."""
-    found = []
+    """Every setting has the same seeds, so that settings are compared on the same cohorts. All
+    settings get their first trial before any gets its second."""
+    planned = []
     for k in range(trials):
         for algorithm in algorithms:
             for keys in grid(over):
                 name = folder_name(keys)
-                found.append(
+                planned.append(
                     Trial(
                         task, algorithm, f"{algorithm}/{name}/seed{seed + k}",
                         f"{algorithm} {name} {k + 1}/{trials}",
                         keys={**given, **keys, "seed": seed + k}, **more,
                     )
                 )  # fmt: skip
-    return found
+    return planned
 
 
 def settings(ended: Sequence[Done], over: Mapping[str, Sequence[Any]]) -> list[Setting]:
-    found: dict[tuple, Setting] = {}
+    by_place: dict[tuple, Setting] = {}
     for done in ended:
         keys = {k: done.trial.keys[k] for k in over}
         place = (done.trial.algorithm, *keys.values())
-        if place not in found:
-            found[place] = Setting(done.trial.algorithm, keys, Outcome(done.trial.algorithm))
-        found[place].outcome.add(done)
-    return list(found.values())
+        if place not in by_place:
+            by_place[place] = Setting(done.trial.algorithm, keys, Outcome(done.trial.algorithm))
+        by_place[place].outcome.add(done)
+    return list(by_place.values())
 
 
 @dataclass
 class Choice:
-    metric: str  # the key that decided
-    validated: bool  # by validation data, or by the test data itself
+    metric: str  # that decided
+    validated: bool  # on validation data, or on the test data itself
     best: Setting | None  # None: all diverged
 
 
-def choose(found: Sequence[Setting], by: str | None) -> Choice:
-    """The best mean at the end. A setting of which a trial diverged or failed is none."""
-    keys = {k for s in found for t in s.outcome.trials if t for k in t[-1]}
+def choose(settings: Sequence[Setting], by: str | None) -> Choice:
+    """The setting with the best mean after training, among those whose trials all finished."""
+    keys = {k for s in settings for t in s.outcome.trials if t for k in t[-1]}
     prefix = "valid/" if any(k.startswith("valid/") for k in keys) else "eval/"
     wanted = [by.removeprefix("valid/").removeprefix("eval/")] if by else CHOSEN_BY
     metric = next((prefix + m for m in wanted if prefix + m in keys), None)
@@ -89,7 +89,7 @@ def choose(found: Sequence[Setting], by: str | None) -> Choice:
             return Choice(prefix + wanted[0], prefix == "valid/", None)
         known = sorted(k.removeprefix(prefix) for k in keys if k.startswith(prefix))
         raise MixflError(f"--by {by}: no such metric. There are: {', '.join(known) or 'none'}.")
-    good = [s for s in found if not s.outcome.diverged and not s.outcome.failed]
+    good = [s for s in settings if not s.outcome.diverged and not s.outcome.failed]
     whole = [s for s in good if len(s.outcome.final(metric))]
     sign = -1 if lower_is_better(metric) else 1
     best = max(whole, key=lambda s: sign * s.outcome.final(metric).mean(), default=None)
@@ -100,8 +100,8 @@ def lower_is_better(metric: str) -> bool:
     return metric.rsplit("/", 1)[-1] in ("loss", "hinge", "spreadout", "error")
 
 
-def table(found: Sequence[Setting], choice: Choice) -> tuple[list[str], list[list[str]]]:
-    tested = shown_metrics([s.outcome for s in found])
+def table(settings: Sequence[Setting], choice: Choice) -> tuple[list[str], list[list[str]]]:
+    tested = shown_metrics([s.outcome for s in settings])
     metrics = ([choice.metric] if choice.validated else []) + tested
     header = [
         "setting",
@@ -109,14 +109,14 @@ def table(found: Sequence[Setting], choice: Choice) -> tuple[list[str], list[lis
     ]
     rows = [
         [("* " if s is choice.best else "  ") + s.name, *(s.outcome.cell(m) for m in metrics)]
-        for s in found
+        for s in settings
     ]
     return header, rows
 
 
-def verdict(found: Sequence[Setting], choice: Choice) -> list[str]:
+def verdict(settings: Sequence[Setting], choice: Choice) -> list[str]:
     if choice.best is None:
-        if any(s.outcome.failed for s in found):
+        if any(s.outcome.failed for s in settings):
             return ["No setting was finished and finite in all trials."]
         return ["No setting was finite in all trials: lower client_lr."]
     on = "validation data" if choice.validated else "the test data itself (there is no other)"
@@ -126,9 +126,9 @@ def verdict(found: Sequence[Setting], choice: Choice) -> list[str]:
     return [f"* chosen on {on}, by {choice.metric}: {best.name}", f"  on test data: {figures}"]
 
 
-def save(found: Sequence[Setting], choice: Choice, out: Path) -> None:
+def save(settings: Sequence[Setting], choice: Choice, out: Path) -> None:
     rows = []
-    for s in found:
+    for s in settings:
         ends = [t[-1] for t in s.outcome.trials if t]
         metrics = sorted({k for end in ends for k in end if k.startswith(("eval/", "valid/"))})
         values = {m: s.outcome.final(m) for m in metrics}

@@ -31,9 +31,9 @@ def main() -> None:
     def answer(**said) -> None:
         print(json.dumps(said), file=answers, flush=True)
 
-    from mixfl.cli.process import start_jax
+    from mixfl.process import prepare_process
 
-    start_jax({})
+    prepare_process()
     import mixfl.runs.training  # noqa: F401 (takes a second or two)
 
     problems: dict = {}

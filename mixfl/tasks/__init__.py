@@ -1,8 +1,8 @@
-"""The paper's tasks, and problems of the user's own, by one kind of name.
+"""Finds the paper's tasks and users' own problems by name.
 
-A task is a module with `Options` (a dataclass of its own keys, each made by `key` with what it
-means) and `problem(options, data)`; its presets are TOML files in `<task>/presets/`. A user's
-problem is named `path.py:problem`.
+A task is a module with `Options` (a dataclass of its own keys, see mixfl/validation.py) and
+`problem(options, data)`. Its presets are TOML files in `<task>/presets/`. A user's problem is named
+`path.py:problem`.
 """
 
 import dataclasses
@@ -33,18 +33,13 @@ class Task:
     help: dict[str, str] = field(default_factory=dict)  # what its keys mean
 
 
-def key(default: Any, help: str) -> Any:
-    """A field of a task's `Options`; `mixfl keys TASK` prints the help."""
-    return field(default=default, metadata={"help": help})
-
-
 def check_name(name: str) -> None:
-    """Is there such a task, or such a file? Needs no JAX."""
+    """Check that there is such a task or file. Needs no JAX."""
     if ".py" not in name and name not in TASKS:
         raise unknown("task", name, [*TASKS, "path.py:problem"])
     if ".py" in name and not _place(name)[0].is_file():
         raise MixflError(
-            f"there is no file {_place(name)[0]} (a problem of your own is path.py:problem)."
+            f"there is no file {_place(name)[0]} (name your own problem as path.py:problem)."
         )
 
 
@@ -64,7 +59,7 @@ def find(name: str) -> Task:
 
 
 def _place(name: str) -> tuple[Path, str]:
-    """Of `path.py:problem`, the file and the name in it."""
+    """The file and the name in `path.py:problem`."""
     file, _, attribute = name.rpartition(":") if ":" in name else (name, "", "problem")
     return Path(file), attribute
 
@@ -75,15 +70,15 @@ def _own(name: str) -> Task:
 
     def build(options, data):
         if data is not None:
-            raise MixflError(f"--data is for the library's tasks: {name} loads its data itself.")
+            raise MixflError(f"--data is for built-in tasks: {name} loads its data itself.")
         return problem
 
     return Task(name, {}, build, {})
 
 
-@functools.cache  # a comparison asks for it once per algorithm, and it may load large data
+@functools.cache  # a comparison asks once per algorithm, and the file may load large data
 def _imported(path: Path, attribute: str, changed: int) -> Problem:
-    # A name of its own, and its folder last: a file named like a package must not hide it.
+    # A unique module name, and its folder last: a file named like a package must not hide it.
     name = f"mixfl_problem_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path)
     module = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]
@@ -92,10 +87,10 @@ def _imported(path: Path, attribute: str, changed: int) -> Problem:
     try:
         spec.loader.exec_module(module)  # type: ignore[union-attr]
         if not hasattr(module, attribute):
-            found = [k for k, v in vars(module).items() if isinstance(v, Problem)]
+            names = [k for k, v in vars(module).items() if isinstance(v, Problem)]
             raise MixflError(
                 f"it has no '{attribute}'. "
-                + (f"It has: {', '.join(found)}." if found else "It defines no mixfl.Problem.")
+                + (f"It has: {', '.join(names)}." if names else "It defines no mixfl.Problem.")
             )
         given = getattr(module, attribute)
         problem = given if isinstance(given, Problem) else given() if callable(given) else given
@@ -112,7 +107,7 @@ def _imported(path: Path, attribute: str, changed: int) -> Problem:
 
 
 def describe(error: BaseException, path: Path | None = None) -> str:
-    """The error and the line of the user's own file that it came from, if it did."""
+    """The error, and the line of the user's file that raised it, if one did."""
     line, trace = None, error.__traceback__
     while trace is not None:
         file = Path(trace.tb_frame.f_code.co_filename)

@@ -1,4 +1,4 @@
-"""Evaluation data is read and computed in chunks of one size: one program, bounded memory."""
+"""Evaluates data in chunks of one size: one compiled program, bounded memory."""
 
 import os
 from collections.abc import Callable
@@ -7,15 +7,15 @@ from typing import TypeVar
 
 import numpy as np
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 THREADS = min(4, os.cpu_count() or 1)
 
 
-def over_chunks(function: Callable[[np.ndarray], Found], n: int, size: int) -> list[Found]:
-    """function(rows) for the rows 0 .. size - 1, size .. 2 size - 1 and so on, in this order.
+def over_chunks(function: Callable[[np.ndarray], Result], n: int, size: int) -> list[Result]:
+    """function(rows) for rows 0 .. size - 1, then size .. 2 size - 1 and so on, in this order.
 
-    The last rows may lie beyond the end, at n or above. Several threads share the chunks: the
-    products of one are often too small to use all cores.
+    Rows of the last chunk may be n or above. Several threads share the chunks: the products of
+    one chunk are often too small to use all cores.
     """
     chunks = [np.arange(start, start + size) for start in range(0, n, size)]
     with ThreadPoolExecutor(THREADS) as pool:

@@ -1,35 +1,22 @@
-"""Checks of a task's own keys."""
+"""What the tasks' own keys share: types, and data set aside for choosing settings."""
 
-from typing import Any
+from typing import Annotated
 
 import numpy as np
+from msgspec import Meta
 
 from mixfl.data.examples import ClientData
 from mixfl.data.split import held_out_clients
-from mixfl.errors import MixflError
 
-VALIDATION = 0.1  # part of the clients for training that is set aside where it is asked for
-VALIDATION_HELP = "true: judge also on data set aside for choosing settings (valid/ metrics)"
+Width = Annotated[int, Meta(ge=1, le=65536)]  # of a layer
+UpToMillion = Annotated[int, Meta(ge=1, le=10**6)]
+UpToBillion = Annotated[int, Meta(ge=1, le=10**9)]
+Several = Annotated[int, Meta(ge=2, le=10**6)]
+VALIDATION = 0.1  # part of the training clients that is set aside if asked for
+VALIDATION_HELP = "true: also evaluate on data set aside for choosing settings (valid/ metrics)"
 
 
 def set_aside(train: ClientData, seed: int) -> tuple[ClientData, ClientData]:
-    """For training, and for choosing settings."""
+    """Split the training clients: for training, and for choosing settings."""
     chosen = held_out_clients(len(train), VALIDATION, seed)
     return train.select(np.flatnonzero(~chosen)), train.select(np.flatnonzero(chosen))
-
-
-def check_flags(options: Any, *names: str) -> None:
-    for name in names:
-        value = getattr(options, name)
-        if not isinstance(value, bool):
-            raise MixflError(f"{name} = {value!r}: expected true or false.")
-
-
-def check(options: Any, kind: type, **ranges: tuple[float, float]) -> None:
-    """Each named field of `options` is a number of `kind` (int or float) within its range."""
-    noun = "a whole number" if kind is int else "a number"
-    for name, (least, most) in ranges.items():
-        value = getattr(options, name)
-        number = isinstance(value, int if kind is int else int | float)
-        if isinstance(value, bool) or not number or not least <= value <= most:
-            raise MixflError(f"{name} = {value!r}: expected {noun} from {least} to {most}.")

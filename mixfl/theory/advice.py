@@ -16,7 +16,7 @@ from mixfl.theory.predictions import (
     errors,
     steps,
 )  # fmt: skip
-from mixfl.theory.quadratic import Small
+from mixfl.theory.quadratic import QuadraticModel
 
 # Among algorithms within this factor of the fewest rounds, the one that asks least of clients and
 # server: PT sends no gradient, 1-way needs no training at the server.
@@ -29,32 +29,34 @@ class Choice(NamedTuple):
     reached: bool  # whether the target can be reached
 
 
-def choose(small: Small, setup: Setup, target: float, horizon: int = HORIZON) -> Choice:
-    predictions = [best(small, a, setup, target, horizon) for a in names(small)]
+def choose(model: QuadraticModel, setup: Setup, target: float, horizon: int = HORIZON) -> Choice:
+    predictions = [best(model, a, setup, target, horizon) for a in names(model)]
     fewest = min(p.rounds for p in predictions)
     if math.isfinite(fewest):
         chosen = next(p for p in predictions if p.rounds <= CLOSE * fewest)
         return Choice(chosen, predictions, True)
-    nearest = [closest(small, a, setup, horizon) for a in names(small)]
+    nearest = [closest(model, a, setup, horizon) for a in names(model)]
     predictions = [prediction for _, prediction in nearest]
     return Choice(min(nearest)[1], predictions, False)
 
 
-def names(small: Small) -> list[str]:
+def names(model: QuadraticModel) -> list[str]:
     """The algorithms that the problem allows: 1-way needs a central term."""
-    both = len({t.federated for t in small.terms}) == 2
+    both = len({t.federated for t in model.terms}) == 2
     return [a for a in ALGORITHMS if a != "1wgt" or both]
 
 
-def closest(small: Small, algorithm: str, setup: Setup, horizon: int) -> tuple[float, Prediction]:
+def closest(
+    model: QuadraticModel, algorithm: str, setup: Setup, horizon: int
+) -> tuple[float, Prediction]:
     """The smallest error at the horizon, and its learning rate."""
 
     def last(eta: float) -> float:
         with np.errstate(over="ignore", invalid="ignore"):
-            *_, error = errors(small, course(small, algorithm, setup, eta), min(horizon, 200))
+            *_, error = errors(model, course(model, algorithm, setup, eta), min(horizon, 200))
         return error if math.isfinite(error) else math.inf
 
-    error, eta = min((last(eta), eta) for eta in steps(small, setup, 2.0, 8, 6))
+    error, eta = min((last(eta), eta) for eta in steps(model, setup, 2.0, 8, 6))
     return error, Prediction(algorithm, math.inf, eta)
 
 
@@ -72,7 +74,7 @@ def central_batch(
 
 
 def changes(
-    small: Small, setup: Setup, target: float, horizon: int, now: str
+    model: QuadraticModel, setup: Setup, target: float, horizon: int, now: str
 ) -> Iterator[tuple[str, str]]:
     """What would change the verdict `now`: pairs of a change and the algorithm that it gives."""
     others = [
@@ -88,13 +90,13 @@ def changes(
         other = setup.changed(**change)
         if other == setup:
             continue
-        then = choose(small, other, target, horizon).chosen.algorithm
+        then = choose(model, other, target, horizon).chosen.algorithm
         what = words.format(**change)
         if then != now and what not in seen:
             seen.add(what)
             yield what, then
     for factor, word in ((0.1, "a ten times smaller error"), (10.0, "a ten times larger error")):
         if target * factor < 1:
-            then = choose(small, setup, target * factor, horizon).chosen.algorithm
+            then = choose(model, setup, target * factor, horizon).chosen.algorithm
             if then != now:
                 yield f"{word} as the aim", then

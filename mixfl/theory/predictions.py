@@ -1,4 +1,4 @@
-"""Predicts what each algorithm does on a small quadratic model of a problem, without randomness.
+"""Predicts what each algorithm does on a quadratic model of a problem, without randomness.
 
 A round is an affine map of the model (and, in 2-way, of the terms' last gradients) plus noise with
 a known covariance. This gives the mean and covariance of the model after each round, and from them
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mixfl.theory.quadratic import Small, SmallTerm
+from mixfl.theory.quadratic import QuadraticModel, QuadraticTerm
 
 ALGORITHMS = ("pt", "1wgt", "2wgt")
 HORIZON = 2000
@@ -49,7 +49,7 @@ class Local(NamedTuple):
     rate: float  # eta n
 
 
-def local(term: SmallTerm, setup: Setup, eta: float) -> Local:
+def local(term: QuadraticTerm, setup: Setup, eta: float) -> Local:
     values, vectors = np.linalg.eigh(term.hessian)
     federated = term.federated
     n = setup.K if federated else setup.J
@@ -78,15 +78,15 @@ class Course(NamedTuple):
     noise: np.ndarray
 
 
-def course(small: Small, algorithm: str, setup: Setup, eta: float) -> Course:
+def course(model: QuadraticModel, algorithm: str, setup: Setup, eta: float) -> Course:
     """The affine map of one round."""
-    return {"pt": parallel, "1wgt": one_way, "2wgt": two_way}[algorithm](small, setup, eta)
+    return {"pt": parallel, "1wgt": one_way, "2wgt": two_way}[algorithm](model, setup, eta)
 
 
-def parallel(small: Small, setup: Setup, eta: float) -> Course:
+def parallel(model: QuadraticModel, setup: Setup, eta: float) -> Course:
     eta_m = 1.0 if setup.eta_m is None else setup.eta_m
-    one = np.eye(len(small.gradient))
-    steps = [(local(t, setup, eta), setup.eta_s if t.federated else 1.0, t) for t in small.terms]
+    one = np.eye(len(model.gradient))
+    steps = [(local(t, setup, eta), setup.eta_s if t.federated else 1.0, t) for t in model.terms]
     return Course(
         one + eta_m * total(s * (d.power - one) for d, s, _ in steps),
         -eta_m * total(s * d.push @ t.gradient for d, s, t in steps),
@@ -94,10 +94,10 @@ def parallel(small: Small, setup: Setup, eta: float) -> Course:
     )
 
 
-def one_way(small: Small, setup: Setup, eta: float) -> Course:
-    one = np.eye(len(small.gradient))
-    populations = [t for t in small.terms if t.federated]
-    server = [t for t in small.terms if not t.federated]
+def one_way(model: QuadraticModel, setup: Setup, eta: float) -> Course:
+    one = np.eye(len(model.gradient))
+    populations = [t for t in model.terms if t.federated]
+    server = [t for t in model.terms if not t.federated]
     steps = [(local(t, setup, eta), t) for t in populations]
     bend, slope = total(t.hessian for t in server), total(t.gradient for t in server)
     weight = sum(t.weight for t in populations)
@@ -110,15 +110,15 @@ def one_way(small: Small, setup: Setup, eta: float) -> Course:
     )
 
 
-def two_way(small: Small, setup: Setup, eta: float) -> Course:
-    m, r = len(small.terms), len(small.gradient)
+def two_way(model: QuadraticModel, setup: Setup, eta: float) -> Course:
+    m, r = len(model.terms), len(model.gradient)
     eta_m = 1 / m if setup.eta_m is None else setup.eta_m
     one, size = np.eye(r), (m + 1) * r
     at = [slice((j + 1) * r, (j + 2) * r) for j in range(m)]  # of the terms' last gradients
     x = slice(0, r)
     map_, shift, noise = np.zeros((size, size)), np.zeros(size), np.zeros((size, size))
     map_[x, x] = one
-    for j, term in enumerate(small.terms):
+    for j, term in enumerate(model.terms):
         d = local(term, setup, eta)
         merge = eta_m * (setup.eta_s if term.federated else 1.0)
         map_[x, x] += merge * (d.power - one)
@@ -135,12 +135,12 @@ def two_way(small: Small, setup: Setup, eta: float) -> Course:
     return Course(map_, shift, noise)
 
 
-def errors(small: Small, one_round: Course, rounds: int):
+def errors(model: QuadraticModel, one_round: Course, rounds: int):
     """The expected f - f* after 0, 1, ... rounds."""
-    r = len(small.gradient)
-    hessian, best = small.hessian, optimum(small)
+    r = len(model.gradient)
+    hessian, best = model.hessian, optimum(model)
     mean, cov = np.zeros(len(one_round.shift)), np.zeros_like(one_round.noise)
-    mean[:r] = small.start
+    mean[:r] = model.start
     for _ in range(rounds + 1):
         off = mean[:r] - best
         yield 0.5 * (off @ hessian @ off + np.sum(hessian * cov[:r, :r]))
@@ -148,19 +148,20 @@ def errors(small: Small, one_round: Course, rounds: int):
         cov = one_round.map @ cov @ one_round.map.T + one_round.noise
 
 
-def optimum(small: Small) -> np.ndarray:
-    return -np.linalg.pinv(small.hessian, rcond=1e-6, hermitian=True) @ small.gradient
+def optimum(model: QuadraticModel) -> np.ndarray:
+    return -np.linalg.pinv(model.hessian, rcond=1e-6, hermitian=True) @ model.gradient
 
 
 def rounds_to(
-    small: Small, algorithm: str, setup: Setup, eta: float, target: float, horizon: int = HORIZON
-) -> float:
+    model: QuadraticModel, algorithm: str, setup: Setup, eta: float, target: float,
+    horizon: int = HORIZON,
+) -> float:  # fmt: skip
     """The first round from which the expected error stays below `target` times the first error, for
     at least ten rounds; inf if there is none. Interpolated between two rounds by the logarithm of
     the error."""
     goal, since, before, at = math.inf, math.inf, math.nan, math.nan
     with np.errstate(over="ignore", invalid="ignore"):
-        courses = errors(small, course(small, algorithm, setup, eta), horizon + KEPT)
+        courses = errors(model, course(model, algorithm, setup, eta), horizon + KEPT)
         for t, error in enumerate(courses):
             goal = target * error if t == 0 else goal
             if error > goal:
@@ -181,38 +182,42 @@ class Prediction(NamedTuple):
     eta: float
 
 
-def steps(small: Small, setup: Setup, ratio: float = 2**0.5, below: int = 16, above: int = 14):
+def steps(
+    model: QuadraticModel, setup: Setup, ratio: float = 2**0.5, below: int = 16, above: int = 14
+):
     """Client learning rates to try, around the one whose effective step is 1 / beta."""
-    beta = float(np.linalg.eigvalsh(small.hessian)[-1])
+    beta = float(np.linalg.eigvalsh(model.hessian)[-1])
     middle = 1 / (max(beta, 1e-30) * setup.K * setup.eta_s)
     return [middle * ratio**i for i in range(-below, above + 1)]
 
 
 def best(
-    small: Small, algorithm: str, setup: Setup, target: float, horizon: int = HORIZON
+    model: QuadraticModel, algorithm: str, setup: Setup, target: float, horizon: int = HORIZON
 ) -> Prediction:
     """The prediction with the smallest learning rate that needs about the fewest rounds to get a
     bit below the target. (A step that is too long for the noise never gets there; one that is too
     short only takes longer.)"""
     tried = []
     fewest = float(horizon)
-    for eta in steps(small, setup):
+    for eta in steps(model, setup):
         # No need to follow one that is already worse.
-        n = rounds_to(small, algorithm, setup, eta, MARGIN * target, int(NEARLY * fewest) + 1)
+        n = rounds_to(model, algorithm, setup, eta, MARGIN * target, int(NEARLY * fewest) + 1)
         tried.append(Prediction(algorithm, n, eta))
         fewest = min(fewest, n)
     good = [p for p in tried if p.rounds <= NEARLY * fewest]
     if not good:
         return Prediction(algorithm, np.inf, np.nan)
     eta = good[0].eta
-    return Prediction(algorithm, rounds_to(small, algorithm, setup, eta, target, horizon), eta)
+    return Prediction(algorithm, rounds_to(model, algorithm, setup, eta, target, horizon), eta)
 
 
-def limited_by_noise(small: Small, algorithm: str, setup: Setup, eta: float, target: float) -> bool:
+def limited_by_noise(
+    model: QuadraticModel, algorithm: str, setup: Setup, eta: float, target: float
+) -> bool:
     """Whether steps of this length are stable but their noise keeps the error above the target."""
-    one_round = course(small, algorithm, setup, eta)
+    one_round = course(model, algorithm, setup, eta)
     if np.abs(np.linalg.eigvals(one_round.map)).max() >= 1:
         return False
-    *_, last = errors(small, one_round, 300)
-    first = next(errors(small, one_round, 0))
+    *_, last = errors(model, one_round, 300)
+    first = next(errors(model, one_round, 0))
     return bool(last > target * first)

@@ -1,4 +1,4 @@
-"""`mixfl bounds`: what `theory.bounds` says of one setting, as tables. It needs no JAX."""
+"""`mixfl bounds`: the bounds for one setting, as tables. Needs no JAX."""
 
 from typing import Any, NamedTuple
 
@@ -82,16 +82,16 @@ def tables(entries: list[Entry]) -> list[tuple[str, list[str], list[list[str]]]]
 
 
 def notes(entries: list[Entry]) -> list[str]:
-    found = [
+    lines = [
         f"1-w GT, {e.convexity}, with the proof's constants and a tuned step: "
         f"{e.explicit_rounds} rounds suffice."
         for e in entries
         if e.explicit_rounds is not None
     ]
     if not all(e.condition.holds for e in entries):
-        found.append("Where the condition is not fulfilled, the paper proves nothing.")
+        lines.append("Where the condition is not fulfilled, the paper proves nothing.")
     return [
-        *found,
+        *lines,
         "Orders, constants dropped, and upper bounds: to compare algorithms, loose in practice.",
     ]
 

@@ -587,7 +587,7 @@ def test_a_node_that_says_nonsense_takes_no_part(kind):
         (dict(algorithm="example-transfer"), "example-transfer can't be deployed"),
         (dict(round_dedline=3), "Did you mean 'round_deadline'?"),
         (dict(devices=2), "key 'devices' has no effect"),
-        (dict(min_replies=1.5), "min_replies = 1.5: it is a share"),
+        (dict(min_replies=1.5), "min_replies = 1.5: expected a number above 0 and at most 1"),
         (dict(round_deadline=0), "round_deadline = 0: expected a finite number above 0"),
         (dict(over_select=0.5), "over_select = 0.5"),
     ],

@@ -7,7 +7,8 @@ import pytest
 from click.testing import CliRunner
 
 from mixfl.cli import cli
-from mixfl.measure.costs import Paper, costs, notes, tables
+from mixfl.measure.costs import Paper, notes, tables
+from mixfl.studies.costs import costs
 
 PAPER = Paper(N=3954, d=16, B=16, K=10, n=160)
 SMALL = dict(users=60, movies=120, per_user=25, cohort_size=5, client_batch=4, local_steps=3)

@@ -19,11 +19,12 @@ from mixfl.measure.curvature import Curvature, lanczos
 from mixfl.measure.diagnosis import decided, diagnose, setup_of
 from mixfl.measure.dissimilarity import dissimilarity
 from mixfl.measure.gradients import Gradients
+from mixfl.measure.quadratic_model import directions, quadratic_model
 from mixfl.settings import Settings
 from mixfl.theory.advice import central_batch, changes, choose
 from mixfl.theory.intervals import interval
 from mixfl.theory.predictions import Setup, course, errors, limited_by_noise, local, rounds_to
-from mixfl.theory.quadratic import Small, SmallTerm, covariance, directions, positive, small
+from mixfl.theory.quadratic import QuadraticModel, QuadraticTerm, covariance, positive
 
 D = 5
 
@@ -199,7 +200,7 @@ def test_lanczos_finds_the_largest_eigenvalue_by_size():
     )
 
 
-# The problem in small, and what is predicted on it
+# The quadratic model, and what is predicted on it
 
 
 def test_a_problem_in_small_is_the_problem_where_there_are_few_directions(noisy):
@@ -208,7 +209,7 @@ def test_a_problem_in_small_is_the_problem_where_there_are_few_directions(noisy)
     curvature = Curvature(given, measure.simulator, 0)
     found = directions(curvature, jnp.ones(D), jnp.full(D, 2.0))
     measured = [measure.at(jnp.ones(D), t, found.basis) for t in (0, 1)]
-    tiny = small(given, found, measured)
+    tiny = quadratic_model(given, found, measured)
     assert [t.federated for t in tiny.terms] == [True, False]
     for t, H in zip(tiny.terms, (0.6 * H_f, 0.4 * H_c), strict=True):
         np.testing.assert_allclose(
@@ -222,11 +223,11 @@ def test_a_problem_in_small_is_the_problem_where_there_are_few_directions(noisy)
     assert first == pytest.approx(0.5 * off @ H @ off, rel=0.02)
 
 
-def exact(terms, start, names=None) -> Small:
+def exact(terms, start, names=None) -> QuadraticModel:
     """Without noise: terms are (H, minimum, federated, weight)."""
     none = np.zeros((D, D))
-    return Small(
-        [SmallTerm(str(i), fed, w, -w * H @ m, w * H, none, none)
+    return QuadraticModel(
+        [QuadraticTerm(str(i), fed, w, -w * H @ m, w * H, none, none)
          for i, (H, m, fed, w) in enumerate(terms)],
         start,
     )  # fmt: skip
@@ -271,7 +272,7 @@ def test_without_noise_the_prediction_is_what_the_simulator_does(algorithm, popu
 def test_the_noise_of_local_steps_is_that_of_many_trials(federated):
     rng = np.random.default_rng(6)
     H, a, b = matrix(rng), matrix(rng), matrix(rng)
-    term = SmallTerm("t", federated, 1.0, rng.normal(size=D), H, a, b)
+    term = QuadraticTerm("t", federated, 1.0, rng.normal(size=D), H, a, b)
     setup = Setup(S=2, K=4, J=3, client_batch=5, central=9, clients=41)
     found, trials, eta = local(term, setup, 0.2), 40000, 0.2
     steps = 4 if federated else 3

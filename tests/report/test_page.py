@@ -21,7 +21,7 @@ from mixfl.report.document import (
     Trial,
 )
 from mixfl.report.page import page as written
-from mixfl.report.style import COLOURS, ON_DARK
+from mixfl.report.style import COLORS, ON_DARK
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 HOSTILE = "<img src=x onerror=alert(1)><b>bold</b> %{x} </script><script>alert(1)</script>"
@@ -105,12 +105,12 @@ def opened(browser, tmp_path):
 
 
 def plot(tab, figure=0):
-    """What Plotly has: per line its name, x, y, whether it is seen, and colour; and the layout."""
+    """What Plotly has: per line its name, x, y, whether it is seen, and color; and the layout."""
     return tab.evaluate(
         """(k) => {
           const area = document.querySelectorAll(".chart")[k];
           const lines = area.data.filter((t) => t.text).map((t) => ({
-            name: t.name, x: [...t.x], y: [...t.y], visible: t.visible, colour: t.line.color }));
+            name: t.name, x: [...t.x], y: [...t.y], visible: t.visible, color: t.line.color }));
           const { xaxis, yaxis } = area._fullLayout;
           const bands = area.data.filter((t) => t.fill === "toself").length;
           return { lines, bands, y: yaxis.type, x: xaxis.type, width: area.layout.width };
@@ -130,10 +130,10 @@ def hover(tab):
 
 def test_curves_are_drawn_and_the_legend_hides_an_algorithm(opened):
     tab = opened()
-    found = plot(tab)
-    assert [line["name"] for line in found["lines"]] == ["pt word", "2wgt word", "oracle word"] * 2
-    assert found["lines"][0]["y"] == pytest.approx([1.1 / i for i in range(1, 6)], rel=1e-5)
-    assert found["bands"] == 6
+    chart = plot(tab)
+    assert [line["name"] for line in chart["lines"]] == ["pt word", "2wgt word", "oracle word"] * 2
+    assert chart["lines"][0]["y"] == pytest.approx([1.1 / i for i in range(1, 6)], rel=1e-5)
+    assert chart["bands"] == 6
     drawn = tab.locator(".chart").first.locator(".scatterlayer .trace path.js-line")
     before = drawn.count()
     legend = tab.locator("figure").first.locator(".legend")
@@ -150,9 +150,9 @@ def test_x_and_log_can_be_switched(opened):
     figure = tab.locator("figure").first
     assert (plot(tab)["y"], plot(tab)["lines"][0]["x"]) == ("linear", [10, 20, 30, 40, 50])
     figure.get_by_text("bytes", exact=True).click()
-    found = plot(tab)
-    assert found["lines"][0]["x"] == [2400, 4800, 7200, 9600, 12000]
-    assert {line["name"] for line in found["lines"]} == {"pt word", "2wgt word"}
+    chart = plot(tab)
+    assert chart["lines"][0]["x"] == [2400, 4800, 7200, 9600, 12000]
+    assert {line["name"] for line in chart["lines"]} == {"pt word", "2wgt word"}
     assert "oracle word" in figure.locator("p.remarks").inner_text()
     figure.get_by_text("seconds", exact=True).click()
     assert plot(tab)["lines"][0]["x"] == pytest.approx([0.5, 1, 1.5, 2, 2.5])
@@ -171,9 +171,9 @@ def test_hovering_shows_values(opened):
 
 def test_a_sweep_has_a_log_axis_and_marks_what_diverged(opened):
     tab = opened()
-    found = plot(tab, 1)
-    assert found["x"] == "log"
-    assert found["lines"][0]["x"] == [0.1, 1]
+    chart = plot(tab, 1)
+    assert chart["x"] == "log"
+    assert chart["lines"][0]["x"] == [0.1, 1]
     assert tab.locator(".chart").nth(1).locator(".annotation", has_text="✕").count() == 1
     assert "word = 10: word" in tab.locator("figure").nth(1).locator("ul.remarks").inner_text()
 
@@ -197,10 +197,10 @@ def test_dark_by_the_system_and_by_the_button(opened):
     tab = opened(color_scheme="dark")
     dark = tab.evaluate(ground)
     assert dark != "rgb(255, 255, 255)"
-    assert plot(tab)["lines"][2]["colour"] == ON_DARK["oracle"]
+    assert plot(tab)["lines"][2]["color"] == ON_DARK["oracle"]
     tab.get_by_role("button", name="Switch to light").click()
     assert tab.evaluate(ground) == "rgb(255, 255, 255)"
-    assert plot(tab)["lines"][2]["colour"] == COLOURS["oracle"]
+    assert plot(tab)["lines"][2]["color"] == COLORS["oracle"]
     tab.reload()  # it is kept
     assert tab.evaluate(ground) == "rgb(255, 255, 255)"
     tab = opened()
@@ -222,10 +222,10 @@ def test_a_phone_need_not_scroll_sideways(opened, word):
 def test_paper_is_light_and_has_the_evidence(opened):
     tab = opened(color_scheme="dark")
     tab.evaluate("dispatchEvent(new Event('beforeprint'))")
-    assert plot(tab)["lines"][2]["colour"] == COLOURS["oracle"]
+    assert plot(tab)["lines"][2]["color"] == COLORS["oracle"]
     assert tab.locator(".verdicts details[open]").count() == 2
     tab.evaluate("dispatchEvent(new Event('afterprint'))")
-    assert plot(tab)["lines"][2]["colour"] == ON_DARK["oracle"]
+    assert plot(tab)["lines"][2]["color"] == ON_DARK["oracle"]
     assert tab.locator(".verdicts details[open]").count() == 0
     assert tab.pdf(format="A4").startswith(b"%PDF")
 
@@ -240,10 +240,10 @@ def test_data_and_figures_can_be_saved(opened):
     tab = opened(a_document('a,"b"'))
     name, content = saved(tab, tab.locator("#csv"))
     assert name == "Report-a-b.csv"
-    found = list(csv.DictReader(io.StringIO(content.decode(), newline="")))
-    assert len(found) == 9 * 5
-    assert found[0]["run"] == 'pt/a,"b"0'
-    assert (found[1]["round"], float(found[1]["eval/loss"])) == ("20", 0.5)
+    rows = list(csv.DictReader(io.StringIO(content.decode(), newline="")))
+    assert len(rows) == 9 * 5
+    assert rows[0]["run"] == 'pt/a,"b"0'
+    assert (rows[1]["round"], float(rows[1]["eval/loss"])) == ("20", 0.5)
     name, content = saved(tab, tab.locator("#json"))
     assert name == "Report-a-b.json"
     assert json.loads(content)["runs"][0]["metrics"]["round"] == [10, 20, 30, 40, 50]

@@ -28,7 +28,8 @@ from mixfl.report.from_runs import curves, document
 from mixfl.report.markdown import markdown, plain
 from mixfl.report.means import cap, final, mean
 from mixfl.report.page import page
-from mixfl.report.style import COLOURS, ON_DARK, styles
+from mixfl.report.page.render import render
+from mixfl.report.style import COLORS, ON_DARK, styles
 
 HOSTILE = "</script><script>alert(1)</script><b onclick='x()'>`|&amp;\u2028{{data}}"
 
@@ -55,8 +56,8 @@ def write_run(path, algorithm="pt", seed=0, losses=(1.0, 0.5), status="finished"
 
 def shown(text):
     """What the page's script reads."""
-    (found,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text, re.S)
-    return json.loads(found)
+    (data,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', text, re.S)
+    return json.loads(data)
 
 
 # Numbers
@@ -64,17 +65,17 @@ def shown(text):
 
 def test_the_band_is_students_interval_of_the_trials():
     trials = np.random.default_rng(0).normal(size=(4, 3))
-    found = mean(series(*trials), "eval/loss")
+    average = mean(series(*trials), "eval/loss")
     for i, column in enumerate(trials.T):
         low, high = stats.t.interval(0.95, 3, column.mean(), stats.sem(column))
-        got = (found.mean[i], found.low[i], found.high[i])
+        got = (average.mean[i], average.low[i], average.high[i])
         assert got == pytest.approx((column.mean(), low, high))
     assert mean(series(trials[0]), "eval/loss").low == []
 
 
 def test_a_mean_is_over_the_rounds_that_all_trials_have():
-    found = mean(series([1, 2, 3], [3, 4], []), "eval/loss")
-    assert (found.rounds, found.mean) == ([10, 20], [2, 3])
+    average = mean(series([1, 2, 3], [3, 4], []), "eval/loss")
+    assert (average.rounds, average.mean) == ([10, 20], [2, 3])
     assert mean(series([]), "eval/loss") is None
     odd = [{"round": 1, "x": v} for v in (None, "1", True, float("nan"), [1], 10**400)]
     assert mean(Series("a", "pt", [Trial("t", {}, "", odd)]), "x") is None
@@ -85,9 +86,9 @@ def test_bytes_and_seconds_add_up_over_the_rounds_between_rows():
     given = rows([1, 1, 1], **costs)
     given[1]["time/round_ms"] = None  # as in the row before
     given[2] |= {"comm/up_bytes": 0, "time/round_ms": 100}
-    found = mean(Series("a", "pt", [Trial("t", {}, "", given)]), "eval/loss")
-    assert found.bytes == [1200, 2400, 3400]
-    assert found.seconds == pytest.approx([0.5, 1.0, 2.0])
+    average = mean(Series("a", "pt", [Trial("t", {}, "", given)]), "eval/loss")
+    assert average.bytes == [1200, 2400, 3400]
+    assert average.seconds == pytest.approx([0.5, 1.0, 2.0])
     assert mean(series([1, 2]), "eval/loss").bytes == []
 
 
@@ -114,15 +115,15 @@ def test_only_a_loss_far_above_the_others_is_cut_off():
 
 
 def test_lines_of_one_algorithm_can_be_told_apart():
-    assert COLOURS.keys() == ON_DARK.keys()
+    assert COLORS.keys() == ON_DARK.keys()
     (one,) = styles(["1wgt"])
-    assert (one.light, one.marker) == (COLOURS["1wgt"], "")
+    assert (one.light, one.marker) == (COLORS["1wgt"], "")
     several = styles(["oracle"] * 4 + ["pt"])
     for kind in ("light", "dark"):
         looks = [(getattr(s, kind), s.dashes, s.marker) for s in several]
         assert len(set(looks)) == 5
     assert len({s.dashes for s in several[:4]}) == len({s.marker for s in several[:4]}) == 4
-    assert several[4].light == COLOURS["pt"]
+    assert several[4].light == COLORS["pt"]
 
 
 # Pages
@@ -170,9 +171,22 @@ def test_nothing_given_becomes_markup():
     assert data["runs"][0]["metrics"][HOSTILE] == [1, 2]
 
 
+def test_nothing_given_becomes_markup_in_a_diagnosis():
+    def diagnosis(word):
+        return render(
+            "diagnosis.html.j2", name=word, verdict=word, target=word, picture="AAAA",
+            rows=[(word,) * 4], sections=[(word, [word])],
+        )  # fmt: skip
+
+    harmless, hostile = Tags(diagnosis("word")), Tags(diagnosis(HOSTILE))
+    assert hostile.tags == harmless.tags
+    assert hostile.attributes == harmless.attributes
+    assert hostile.text.count(HOSTILE) == 10
+
+
 def test_the_page_asks_for_nothing():
     text = page(everything("word"))
-    assert "default-src &#x27;none&#x27;" in text
+    assert 'http-equiv="Content-Security-Policy" content="default-src \'none\';' in text
     own = text.replace((Path(page.__code__.co_filename).parent / "vendor" /
                         "plotly-basic.min.js").read_text(), "")  # fmt: skip
     assert not re.search(r"<(link|img|iframe|script)[^>]+(src|href)=\"(?!data:)", own)
@@ -187,8 +201,8 @@ def test_a_large_document_is_below_5_mb():
 
     def trial(s, k, n):
         values = rng.normal(size=(n, 12))
-        found = [{"round": i, **dict(zip(metrics, v, strict=True))} for i, v in enumerate(values)]
-        return Trial(f"runs/{s}/seed{k}", {f"key{i}": i for i in range(40)}, "mixfl run", found)
+        rows = [{"round": i, **dict(zip(metrics, v, strict=True))} for i, v in enumerate(values)]
+        return Trial(f"runs/{s}/seed{k}", {f"key{i}": i for i in range(40)}, "mixfl run", rows)
 
     def size(n):
         several = [Series(f"s{s}", "pt", [trial(s, k, n) for k in range(3)]) for s in range(50)]
@@ -249,9 +263,9 @@ def test_runs_are_grouped_by_all_but_the_seed(tmp_path):
     first, second = document([tmp_path]).sections
     assert {first.title, second.title} == {"smile", "smile, /data/celeba"}
     section = first if first.title == "smile" else second
-    found = {s.name: len(s.trials) for s in section.parts[0].series}
+    counts = {s.name: len(s.trials) for s in section.parts[0].series}
     name = "1-way Gradient Transfer, central_batch ="
-    assert found == {"Parallel Training": 3, f"{name} 25": 3, f"{name} 100": 1, f"{name} unset": 1}
+    assert counts == {"Parallel Training": 3, f"{name} 25": 3, f"{name} 100": 1, f"{name} unset": 1}
     table = section.parts[-1]
     assert table.rows[0][:2] == ["Parallel Training", "1.0000 ± 2.4841"]
 
@@ -259,10 +273,10 @@ def test_runs_are_grouped_by_all_but_the_seed(tmp_path):
 def test_a_run_that_is_there_twice_counts_once(tmp_path):
     write_run(tmp_path / "a")
     write_run(tmp_path / "b")
-    found = document([tmp_path, tmp_path / "a"])
-    assert len(found.trials()) == 1
-    assert len(found.notes) == 1
-    assert "same configuration and seed" in found.notes[0]
+    report = document([tmp_path, tmp_path / "a"])
+    assert len(report.trials()) == 1
+    assert len(report.notes) == 1
+    assert "same configuration and seed" in report.notes[0]
 
 
 def test_unfinished_diverged_and_damaged_runs_are_reported(tmp_path):
@@ -274,14 +288,15 @@ def test_unfinished_diverged_and_damaged_runs_are_reported(tmp_path):
     (torn / "metrics.jsonl").write_bytes(b'{"round": 10, "eval/loss": 1.0}\n\xff\xfe\n{"rou')
     (write_run(tmp_path / "broken", seed=4) / "config.toml").write_text("task = ")
     (write_run(tmp_path / "nameless", seed=5) / "config.toml").write_text("x = 1")
-    found = document([tmp_path])
-    states = {Path(t.name).name: t.status for t in found.trials()}
+    report = document([tmp_path])
+    states = {Path(t.name).name: t.status for t in report.trials()}
     assert states == {
         "good": "finished", "bad": "diverged at round 12", "begun": "running", "torn": "unknown"
     }  # fmt: skip
-    assert [("broken" in n, "nameless" in n) for n in found.notes] == [(True, False), (False, True)]
-    assert "diverged at round 12" in page(found)
-    assert "diverged at round 12" in markdown(found)
+    named = [("broken" in n, "nameless" in n) for n in report.notes]
+    assert named == [(True, False), (False, True)]
+    assert "diverged at round 12" in page(report)
+    assert "diverged at round 12" in markdown(report)
 
 
 def test_folders_without_runs_are_an_error(tmp_path):
@@ -334,14 +349,14 @@ def mixfl(*words, cwd):
 
 def test_report_command(tmp_path):
     write_run(tmp_path / "runs/a")
-    found = mixfl("report", "runs", cwd=tmp_path)
-    assert (found.returncode, found.stdout) == (0, "Report: runs/report.html\n")
-    assert "loaded []" in found.stderr
+    done = mixfl("report", "runs", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (0, "Report: runs/report.html\n")
+    assert "loaded []" in done.stderr
     assert shown((tmp_path / "runs/report.html").read_text())["runs"][0]["name"] == "runs/a"
-    found = mixfl("report", "runs", "--format", "md", cwd=tmp_path)
-    assert found.stdout.startswith("# Runs of smile\n")
+    done = mixfl("report", "runs", "--format", "md", cwd=tmp_path)
+    assert done.stdout.startswith("# Runs of smile\n")
     assert mixfl("report", "runs", "--out", "new/r.md", cwd=tmp_path).returncode == 0
-    assert (tmp_path / "new/r.md").read_text() == found.stdout
+    assert (tmp_path / "new/r.md").read_text() == done.stdout
 
 
 def test_plot_command(tmp_path):
@@ -350,9 +365,9 @@ def test_plot_command(tmp_path):
     begins = {"pdf": b"%PDF", "svg": b"<?xml", "png": b"\x89PNG"}
     for ending, magic in begins.items():
         out = tmp_path / f"p.{ending}"
-        found = mixfl("plot", "runs", "--out", out, cwd=tmp_path)
-        assert found.returncode == 0
-        assert "loaded ['matplotlib']" in found.stderr
+        done = mixfl("plot", "runs", "--out", out, cwd=tmp_path)
+        assert done.returncode == 0
+        assert "loaded ['matplotlib']" in done.stderr
         assert out.read_bytes().startswith(magic)
     svg = (tmp_path / "p.svg").read_text()
     assert "Parallel Training" in svg
@@ -374,7 +389,7 @@ def test_mistakes_get_a_message(words, tmp_path):
     write_run(tmp_path / "runs/a")
     write_run(tmp_path / "begun/a", losses=())
     (tmp_path / "empty").mkdir()
-    found = mixfl(*words.split(), cwd=tmp_path)
-    assert found.returncode == 2
-    assert BAD[words] in found.stderr
-    assert "Traceback" not in found.stderr
+    done = mixfl(*words.split(), cwd=tmp_path)
+    assert done.returncode == 2
+    assert BAD[words] in done.stderr
+    assert "Traceback" not in done.stderr

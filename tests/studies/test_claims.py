@@ -28,12 +28,12 @@ def results(tmp_path, figures, metric="eval/loss", keys=None):
                 (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
             status = "diverged" if value is None else "finished"
             ended[trial.folder] = Done(trial, folder, status, 7)
-    found = Study("made", "Made", "", "smile", "made up", settings, [], [])
-    return claims.Results(found, ended)
+    study = Study("made", "Made", "", "smile", "made up", settings, [], [])
+    return claims.Results(study, ended)
 
 
-def verdicts(check, found):
-    return [c.verdict for c in claims.run(check, found)]
+def verdicts(check, outcomes):
+    return [c.verdict for c in claims.run(check, outcomes)]
 
 
 CLEAR = {"a": [1.0, 1.1, 1.05], "b": [2.0, 2.1, 2.04]}
@@ -52,32 +52,32 @@ GONE = {"a": [1.0, 1.0, 1.0], "b": [None, None, 2.0]}
     ],
 )
 def test_verdicts(tmp_path, figures, better, worse, close, reaches):
-    found = results(tmp_path, figures)
+    outcomes = results(tmp_path, figures)
     loss = {"metric": "eval/loss", "of": "a", "than": "b"}
-    assert verdicts({"kind": "better", **loss}, found) == [better]
-    assert verdicts({"kind": "better", **loss, "of": "b", "than": "a"}, found) == [worse]
-    assert verdicts({"kind": "close", **loss, "within": 0.01}, found) == [close]
-    assert verdicts({"kind": "reaches", **loss, "within": 0.01}, found) == [reaches]
+    assert verdicts({"kind": "better", **loss}, outcomes) == [better]
+    assert verdicts({"kind": "better", **loss, "of": "b", "than": "a"}, outcomes) == [worse]
+    assert verdicts({"kind": "close", **loss, "within": 0.01}, outcomes) == [close]
+    assert verdicts({"kind": "reaches", **loss, "within": 0.01}, outcomes) == [reaches]
 
 
 def test_one_that_diverged_is_not_close_to_one_that_did_not(tmp_path):
-    found = results(tmp_path, GONE)
+    outcomes = results(tmp_path, GONE)
     check = {"metric": "eval/loss", "of": "b", "than": "a", "within": 5}
-    assert verdicts({"kind": "close", **check}, found) == [DISAGREE]
+    assert verdicts({"kind": "close", **check}, outcomes) == [DISAGREE]
 
 
 def test_higher_is_better_for_accuracies(tmp_path):
-    found = results(tmp_path, CLEAR, "eval/accuracy")
+    outcomes = results(tmp_path, CLEAR, "eval/accuracy")
     check = {"kind": "better", "metric": "eval/accuracy", "of": "b", "than": "a"}
-    assert verdicts(check, found) == [AGREE]
+    assert verdicts(check, outcomes) == [AGREE]
 
 
 def test_differences_are_taken_within_a_seed(tmp_path):
     """The trials differ by far more than the two do: only pairs can tell."""
     seeds = np.array([0.0, 10.0, 20.0])
-    found = results(tmp_path, {"a": list(seeds), "b": list(seeds + [0.1, 0.11, 0.09])})
+    outcomes = results(tmp_path, {"a": list(seeds), "b": list(seeds + [0.1, 0.11, 0.09])})
     check = {"kind": "better", "metric": "eval/loss", "of": "a", "than": "b"}
-    assert verdicts(check, found) == [AGREE]
+    assert verdicts(check, outcomes) == [AGREE]
 
 
 def test_better_is_claimed_wrongly_in_2_5_of_100_cases(tmp_path):
@@ -86,9 +86,9 @@ def test_better_is_claimed_wrongly_in_2_5_of_100_cases(tmp_path):
     wrong = 0
     for i in range(400):
         a, b = rng.normal(size=(2, 3))
-        found = results(tmp_path / str(i), {"a": list(a), "b": list(b)})
+        outcomes = results(tmp_path / str(i), {"a": list(a), "b": list(b)})
         wrong += verdicts(
-            {"kind": "better", "metric": "eval/loss", "of": "a", "than": "b"}, found
+            {"kind": "better", "metric": "eval/loss", "of": "a", "than": "b"}, outcomes
         ) == [AGREE]
     assert 2 <= wrong <= 20
 
@@ -104,21 +104,21 @@ def test_parts_of_a_curve():
 
 
 def test_limits(tmp_path):
-    found = results(tmp_path, CLEAR)
+    outcomes = results(tmp_path, CLEAR)
     check = {"metric": "eval/loss", "of": "a"}
-    assert verdicts({"kind": "above", **check, "limit": 0.5}, found) == [AGREE]
-    assert verdicts({"kind": "below", **check, "limit": 0.5}, found) == [DISAGREE]
-    assert verdicts({"kind": "below", **check, "limit": 1.06}, found) == [OPEN]
-    assert verdicts({"kind": "below", **check, "limit": 1.2, "at": "largest"}, found) == [AGREE]
+    assert verdicts({"kind": "above", **check, "limit": 0.5}, outcomes) == [AGREE]
+    assert verdicts({"kind": "below", **check, "limit": 0.5}, outcomes) == [DISAGREE]
+    assert verdicts({"kind": "below", **check, "limit": 1.06}, outcomes) == [OPEN]
+    assert verdicts({"kind": "below", **check, "limit": 1.2, "at": "largest"}, outcomes) == [AGREE]
 
 
 def test_contrasts(tmp_path):
     figures = {"a": [3.0, 3.1], "b": [1.0, 1.1], "c": [2.0, 2.0], "d": [1.9, 1.91]}
-    found = results(tmp_path, figures)
+    outcomes = results(tmp_path, figures)
     check = {"kind": "contrast", "metric": "eval/loss", "of": "a", "less": "b", "than": ["c", "d"]}
-    assert verdicts(check, found) == [AGREE]
+    assert verdicts(check, outcomes) == [AGREE]
     check = {**check, "of": "c", "less": "d", "than": ["a", "b"]}
-    assert verdicts(check, found) == [DISAGREE]
+    assert verdicts(check, outcomes) == [DISAGREE]
 
 
 def test_the_order_in_which_algorithms_diverge(tmp_path):
@@ -128,20 +128,20 @@ def test_the_order_in_which_algorithms_diverge(tmp_path):
         "1wgt lr=4": [1.0, 1.0],
     }  # fmt: skip
     keys = {name: {"lr": float(name[-1])} for name in figures}
-    found = results(tmp_path, figures, keys=keys)
+    outcomes = results(tmp_path, figures, keys=keys)
     check = {"kind": "order", "metric": "eval/loss", "key": "lr", "limit": 3.0}
-    (checked,) = claims.run({**check, "of": ["2wgt", "pt", "1wgt"]}, found)
+    (checked,) = claims.run({**check, "of": ["2wgt", "pt", "1wgt"]}, outcomes)
     assert checked.verdict == AGREE
     assert "2wgt up to 1, pt up to 2, 1wgt up to 4 (all tried)" in checked.evidence
-    assert verdicts({**check, "of": ["pt", "2wgt", "1wgt"]}, found) == [DISAGREE]
-    assert verdicts({**check, "of": ["pt", "pt", "1wgt"]}, found) == [OPEN]
+    assert verdicts({**check, "of": ["pt", "2wgt", "1wgt"]}, outcomes) == [DISAGREE]
+    assert verdicts({**check, "of": ["pt", "pt", "1wgt"]}, outcomes) == [OPEN]
 
 
 def test_every_setting_of_an_algorithm_is_compared_with_its_first(tmp_path):
     figures = {"pt k=1": [2.0, 2.1], "pt k=2": [1.0, 1.1], "pt k=4": [3.0, 3.1]}
-    found = results(tmp_path, figures)
+    outcomes = results(tmp_path, figures)
     check = {"kind": "reaches", "metric": "eval/loss", "each": ["pt"], "within": 0.1}
-    checked = claims.run(check, found)
+    checked = claims.run(check, outcomes)
     assert [c.verdict for c in checked] == [AGREE, DISAGREE]
     assert checked[0].evidence.endswith("helps")
     assert not checked[1].evidence.endswith("helps")
@@ -157,19 +157,19 @@ def test_every_setting_of_an_algorithm_is_compared_with_its_first(tmp_path):
     ],
 )
 def test_what_often_is_better(tmp_path, values, verdict):
-    found = results(tmp_path, {"pt k=1": [2.0, 2.1], **values})
+    outcomes = results(tmp_path, {"pt k=1": [2.0, 2.1], **values})
     check = {"kind": "often", "metric": "eval/loss", "each": ["pt"]}
-    assert verdicts(check, found) == [verdict]
+    assert verdicts(check, outcomes) == [verdict]
 
 
 def test_a_claim_needs_all_of_its_checks(tmp_path):
-    found = results(tmp_path, {**CLEAR, "c": [1.0, 3.0, 2.0]})
+    outcomes = results(tmp_path, {**CLEAR, "c": [1.0, 3.0, 2.0]})
     good = {"kind": "better", "metric": "eval/loss", "of": "a", "than": "b"}
     bad, open_ = {**good, "of": "b", "than": "a"}, {**good, "of": "c", "than": "a"}
     for checks, verdict in (([good], AGREE), ([good, open_], OPEN), ([good, open_, bad], DISAGREE)):
         claim = {"number": 1, "says": "so", "checks": checks}
-        made = Study(**{**vars(found.study), "claims": [claim]})
-        (finding,) = claims.decide(made, found.ended)
+        made = Study(**{**vars(outcomes.study), "claims": [claim]})
+        (finding,) = claims.decide(made, outcomes.ended)
         assert finding.verdict == verdict
         assert len(finding.evidence) == len(checks)
 

@@ -71,10 +71,10 @@ def test_quick_is_said_to_take_at_most_half_an_hour_on_two_cores():
 
 
 def test_full_has_the_papers_settings():
-    found = {s.id: s for s in reproduce.chosen([], "full", None)}
+    studies = {s.id: s for s in reproduce.chosen([], "full", None)}
     paper = {"smile": 500, "text": 2000, "movie": 2000}
     for task, rounds in paper.items():
-        for setting in found[task].settings:
+        for setting in studies[task].settings:
             assert setting.trials[0].preset == "paper"
             assert setting.trials[0].rounds() == rounds
 
@@ -96,10 +96,10 @@ def test_data_without_a_known_folder_is_refused(tmp_path):
     with pytest.raises(MixflError, match="mixfl data prepare"):
         reproduce.chosen(["smile"], "quick", tmp_path)
     (tmp_path / "celeba").mkdir()
-    (found,) = reproduce.chosen(["smile"], "quick", tmp_path)
-    assert found.data == "smile, real"
-    assert found.settings[0].trials[0].data == str(tmp_path / "celeba")
-    assert found.settings[0].trials[0].preset == "cpu"
+    (smile,) = reproduce.chosen(["smile"], "quick", tmp_path)
+    assert smile.data == "smile, real"
+    assert smile.settings[0].trials[0].data == str(tmp_path / "celeba")
+    assert smile.settings[0].trials[0].preset == "cpu"
 
 
 # A reproduction from beginning to end; the study is a file, no code
@@ -276,11 +276,16 @@ def test_full_says_how_long_it_takes_is_stopped_and_goes_on(tmp_path):
     [
         (("title", "titel"), "tiny.toml has no `title`"),
         (('kind = "curves"', 'kind = "curve"'), "Did you mean 'curves'"),
-        (('metrics = ["eval/loss"]', ""), r"\[\[show\]\] of tiny.toml has no `metrics`"),
-        (("trials = 2", "trails = 2"), r"unknown key in \[quick\].*Did you mean 'trials'"),
-        (('"order"', '"better"'), "unknown key in a check of claim 1"),
-        (("limit = 9", ""), "a check of claim 1 of tiny.toml has no `limit`"),
+        (('metrics = ["eval/loss"]', ""), r"show\[0\] of tiny.toml has no `metrics`"),
+        (
+            ("trials = 2", "trails = 2"),
+            "unknown key in quick of tiny.toml.*Did you mean 'trials'",
+        ),
+        (('"order"', '"better"'), r"unknown key in claim\[0\].checks\[0\] of tiny.toml: 'key'"),
+        (("limit = 9", ""), r"claim\[0\].checks\[0\] of tiny.toml has no `limit`"),
         (("[[claim]]", "[claim]"), "expected tables"),
+        (("trials = 2", "trials = 0"), "quick.trials = 0: expected a whole number of at least 1"),
+        (('metrics = ["eval/loss"]', "metrics = [3]"), r"metrics\[0\] = 3: expected text"),
         (('"fedavg", "pt"', '"fedavgg"'), "unknown algorithm 'fedavgg'"),
         (("rounds = 6", "round = 6"), "unknown key 'round'"),
         (("title =", "title"), "is not valid TOML"),

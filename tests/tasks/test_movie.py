@@ -46,13 +46,13 @@ def test_the_hinge_loss_is_that_of_numpy(small):
     x, batch = model(), small.populations[0].examples.take(np.arange(40))
     assert (batch["length"] < 10).any()
     assert (batch["length"] == 10).any()
-    found = movie.hinge_loss(x, batch, margin=0.9)
+    losses = movie.hinge_loss(x, batch, margin=0.9)
     for i in range(40):
         seen = [m for m in batch["context"][i] if m]
         hidden = np.mean([x["movies"][m] for m in seen], axis=0) @ x["context"]["w"]
         left = unit(np.maximum(hidden + x["context"]["b"], 0))
         cosine = left @ unit(x["movies"][batch["movie"][i]])
-        assert found[i] == pytest.approx(max(0.9 - cosine, 0) ** 2, rel=1e-4)
+        assert losses[i] == pytest.approx(max(0.9 - cosine, 0) ** 2, rel=1e-4)
 
 
 def test_the_hinge_loss_uses_only_the_rows_that_the_data_names(small):
@@ -132,12 +132,12 @@ def test_recall_breaks_ties_by_lot(count_context):
     context = np.sort(rng.integers(0, 41, (12, 10)))[:, ::-1].copy()
     target = rng.integers(1, 41, 12)
     target[1] = context[1, 0]  # seen before, and seen again
-    found = np.asarray(movie.hits(jnp.asarray(scores), target, context, count_context))
+    chances = np.asarray(movie.hits(jnp.asarray(scores), target, context, count_context))
     by_lot = [
         chance(scores[i], target[i], set(context[i]), count_context, rng) for i in range(12)
     ]  # fmt: skip
-    np.testing.assert_allclose(found, by_lot, atol=0.03)
-    assert found[0] == pytest.approx(
+    np.testing.assert_allclose(chances, by_lot, atol=0.03)
+    assert chances[0] == pytest.approx(
         10 / (40 if count_context else len(set(range(1, 41)) - set(context[0]) | {target[0]}))
     )
 
@@ -278,14 +278,14 @@ def trained(tmp_path_factory):
 def test_recommend_gives_the_best_movies_that_were_not_seen(trained):
     run = mixfl.load(trained / "run")
     history = list(range(1, 14))  # longer than a context: the last ten count
-    seen, found = recommend(run.config, run.params, ",".join(map(str, history)), top=5)
+    seen, recommended = recommend(run.config, run.params, ",".join(map(str, history)), top=5)
     assert [m.movie for m in seen] == history
     x = run.params
     hidden = x["movies"][history[-10:]].mean(0) @ x["context"]["w"] + x["context"]["b"]
     scores = unit(x["movies"]) @ unit(np.maximum(hidden, 0))
     best = sorted(set(range(1, 80)) - set(history), key=lambda m: -scores[m])[:5]
-    assert [m.movie for m in found] == best
-    assert [m.score for m in found] == pytest.approx(scores[best], abs=1e-5)
+    assert [m.movie for m in recommended] == best
+    assert [m.score for m in recommended] == pytest.approx(scores[best], abs=1e-5)
     everything = recommend(run.config, run.params, "1", top=1000)[1]
     assert sorted(m.movie for m in everything) == list(range(2, 80))  # 80 has no title
 

@@ -20,7 +20,8 @@ from mixfl.runs.training import run
 from mixfl.studies.compare import compare
 from mixfl.tasks import text
 from mixfl.tasks.text import char_model
-from mixfl.tasks.text.sample import generate, sample
+from mixfl.tasks.text.sample import generate
+from mixfl.tasks.text.sample import sample as sample_from
 from mixfl.tasks.text.vocabulary import TFF, UNKNOWN, Vocabulary
 
 SMALL = dict(embedding=6, hidden=8, clients=6, per_client=8, articles=60, length=20, held_out=0.4)
@@ -82,8 +83,8 @@ def test_loss_is_that_of_a_plain_gru_averaged_over_a_sequences_characters(layout
     v = Vocabulary(tuple("abc "))
     p = random_model(len(v))
     batch = points("abcab", "ca", "cab ab cab ba", "aXa")
-    found = jit_loss(v)(single(p), {"text": batch})
-    for row, value in zip(batch, found, strict=True):
+    losses = jit_loss(v)(single(p), {"text": batch})
+    for row, value in zip(batch, losses, strict=True):
         ids = v.encode("".join(map(chr, row[row > 0])))
         assert value == pytest.approx(slow_losses(p, ids)[0].mean(), rel=1e-5)
 
@@ -158,7 +159,7 @@ def test_vocabulary_has_the_most_frequent_characters_and_survives_json(tmp_path)
     assert Vocabulary.read(tmp_path / "v.json") == v
     assert v.decode(v.encode("bad")) == "bad"
     assert len(TFF) == len(set(TFF)) == 86
-    with pytest.raises(MixflError, match="no Unicode code point"):
+    with pytest.raises(MixflError, match="not a Unicode code point"):
         Vocabulary.of(Examples.from_arrays({"text": np.array([[1, 2**21]])}), 3, 0)
 
 
@@ -172,7 +173,7 @@ def test_evaluation_counts_characters(monkeypatch, tmp_path):
     v = Vocabulary(tuple(json.loads(p.files["vocabulary.json"])["characters"]))
     x = random_model(len(v))
     x["dense"]["b"][UNKNOWN] += 1.0  # it is predicted now and then
-    found = p.evaluate(single(x))
+    metrics = p.evaluate(single(x))
     predicted_unknown = 0
     for name, share in (("federated", 0.73), ("central", 0.27)):
         losses, right = [], []
@@ -182,12 +183,12 @@ def test_evaluation_counts_characters(monkeypatch, tmp_path):
             losses += one.tolist()
             right += [b == t and t != UNKNOWN for b, t in zip(best, ids[1:], strict=True)]
             predicted_unknown += sum(b == t == UNKNOWN for b, t in zip(best, ids[1:], strict=True))
-        assert found[f"{name}/loss"] == pytest.approx(np.mean(losses), rel=1e-5)
-        assert found[f"{name}/accuracy"] == pytest.approx(np.mean(right))
-        found["loss"] -= share * np.mean(losses)
-        found["accuracy"] -= share * np.mean(right)
-    assert found["loss"] == pytest.approx(0, abs=1e-5)
-    assert found["accuracy"] == pytest.approx(0, abs=1e-6)
+        assert metrics[f"{name}/loss"] == pytest.approx(np.mean(losses), rel=1e-5)
+        assert metrics[f"{name}/accuracy"] == pytest.approx(np.mean(right))
+        metrics["loss"] -= share * np.mean(losses)
+        metrics["accuracy"] -= share * np.mean(right)
+    assert metrics["loss"] == pytest.approx(0, abs=1e-5)
+    assert metrics["accuracy"] == pytest.approx(0, abs=1e-6)
     assert predicted_unknown  # or the rule was not tested
 
 
@@ -301,6 +302,11 @@ def test_a_run_keeps_its_vocabulary_and_goes_on_only_with_the_same(trained, tmp_
     (tmp_path / "vocabulary.json").unlink()
     with pytest.raises(MixflError, match=r"vocabulary.json is not"):
         run(planned, tmp_path, True, Quiet())
+
+
+def sample(folder, *arguments, **more):
+    run = mixfl.load(folder)
+    return sample_from(folder, run.config, run.params, *arguments, **more)
 
 
 def test_sample_is_reproducible_and_never_writes_the_unknown(trained):

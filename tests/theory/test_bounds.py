@@ -582,19 +582,19 @@ def test_far_above_the_limits_something_diverges(algorithm, convexity):
 # Mistakes, and the command ------------------------------------------------------------------------
 
 BAD = [
-    ({"beta": 0}, "beta = 0: expected a number > 0"),
-    ({"beta": math.nan}, "beta = nan: expected a number > 0"),
-    ({"sigma2": -1}, "sigma2 = -1: expected a number >= 0"),
-    ({"sigma_c2": math.inf}, "sigma_c2 = inf: expected a number >= 0"),
-    ({"sigma_f2": "3"}, "sigma_f2 = 3: expected a number >= 0"),
-    ({"B2": 0.9}, "B2 = 0.9: expected a number >= 1"),
-    ({"epsilon": 0}, "epsilon = 0: expected a number > 0"),
+    ({"beta": 0}, "beta = 0: expected a finite number above 0"),
+    ({"beta": math.nan}, "beta = nan: expected a finite number above 0"),
+    ({"sigma2": -1}, "sigma2 = -1: expected a finite number of at least 0"),
+    ({"sigma_c2": math.inf}, "sigma_c2 = inf: expected a finite number of at least 0"),
+    ({"sigma_f2": "3"}, "sigma_f2 = '3': expected a finite number of at least 0"),
+    ({"B2": 0.9}, "B2 = 0.9: expected a finite number of at least 1"),
+    ({"epsilon": 0}, "epsilon = 0: expected a finite number above 0"),
     ({"epsilon": 1e-300}, "Give a larger epsilon"),
-    ({"S": 0}, "S = 0: expected a whole number >= 1"),
-    ({"S": 2.5}, "S = 2.5: expected a whole number >= 1"),
+    ({"S": 0}, "S = 0: expected a whole number of at least 1"),
+    ({"S": 2.5}, "S = 2.5: expected a whole number of at least 1"),
     ({"K": 1}, "K = 1: Table 1 holds for K >= 2"),
     ({"D2": None}, "D2 is not given: the convex bound needs the squared distance"),
-    ({"D2": -1}, "D2 = -1: expected a number >= 0"),
+    ({"D2": -1}, "D2 = -1: expected a finite number of at least 0"),
 ]
 
 
@@ -678,7 +678,7 @@ finally:
 COMMANDS = {
     "good": (words(), 0, ""),
     "K": (words(K="1"), 2, "Table 1 holds for K >= 2"),
-    "nan": (words(beta="nan"), 2, "beta = nan: expected a number > 0"),
+    "nan": (words(beta="nan"), 2, "beta = nan: expected a finite number above 0"),
     "mu": (words(mu="9"), 2, "0 < mu <= beta"),
     "no class": (words(mu=None, D2=None, F=None), 2, "Give --mu"),
 }

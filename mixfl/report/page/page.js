@@ -1,6 +1,5 @@
 "use strict";
-// The page's charts, switches and lists. Everything that is named by a run is text: textContent,
-// never innerHTML.
+// The page's charts, switches and lists. Text from a run is set by textContent, never innerHTML.
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
   const root = document.documentElement;
@@ -26,7 +25,7 @@
       this.legend = place.querySelector(".legend");
       this.remark = make("p", { className: "remarks" });
       this.area.after(this.remark);
-      this.drawn = 0; // the width it was drawn with
+      this.drawn = 0; // the width at the last drawing
       this.fillControls(place.querySelector(".controls"));
       this.fillLegend();
     }
@@ -116,17 +115,17 @@
     }
   }
 
-  // A piece of the line, for the legend.
+  // A sample of the line, for the legend.
   function sample(line) {
     const space = "http://www.w3.org/2000/svg";
     const svg = document.createElementNS(space, "svg");
     for (const [k, v] of Object.entries({ width: 28, height: 10, "aria-hidden": "true" })) {
       svg.setAttribute(k, v);
     }
-    const colour = isDark() ? line.dark : line.light;
+    const color = isDark() ? line.dark : line.light;
     const stroke = document.createElementNS(space, "line");
     const dash = line.dash === "solid" ? "none" : line.dash.replaceAll("px", "");
-    const looks = { x1: 0, x2: 28, y1: 5, y2: 5, stroke: colour, "stroke-width": 2.5, "stroke-dasharray": dash };
+    const looks = { x1: 0, x2: 28, y1: 5, y2: 5, stroke: color, "stroke-width": 2.5, "stroke-dasharray": dash };
     for (const [k, v] of Object.entries(looks)) stroke.setAttribute(k, v);
     svg.append(stroke);
     const shapes = {
@@ -136,13 +135,13 @@
     if (line.marker in shapes) {
       const mark = document.createElementNS(space, "path");
       mark.setAttribute("d", shapes[line.marker]);
-      mark.setAttribute("fill", colour);
+      mark.setAttribute("fill", color);
       svg.append(mark);
     }
     return svg;
   }
 
-  // Drawn when they come near, and again when their width changes.
+  // Charts are drawn when scrolled near, and again when their width changes.
   const near = new IntersectionObserver((entries) => {
     for (const entry of entries) {
       const chart = charts.find((c) => c.area === entry.target);
@@ -169,7 +168,7 @@
   const theme = document.getElementById("theme");
   function themed() {
     theme.textContent = isDark() ? "Light" : "Dark";
-    theme.setAttribute("aria-label", `Switch to ${isDark() ? "light" : "dark"} colours`);
+    theme.setAttribute("aria-label", `Switch to ${isDark() ? "light" : "dark"} colors`);
     for (const chart of charts) {
       chart.fillLegend();
       if (chart.drawn) chart.draw();
@@ -187,7 +186,7 @@
   system.addEventListener("change", themed);
   themed();
 
-  // On paper everything is drawn, light, and the evidence is open.
+  // For printing, draw everything in light colors and open the evidence.
   let opened = [];
   addEventListener("beforeprint", () => {
     printing = true;
@@ -204,7 +203,7 @@
     themed();
   });
 
-  // The runs, made when they are asked for
+  // The list of runs, filled when it is opened
 
   const list = document.getElementById("all-runs");
   list.addEventListener("toggle", () => {

@@ -1,13 +1,13 @@
 "use strict";
-// A figure as Plotly's traces and layout. Plotly reads tags and entities in its texts: what it gets
+// A figure as Plotly's traces and layout. Plotly interprets tags and entities in text, so all text
 // is escaped.
 
 const plain = (text) =>
   String(text).replace(/[&<>]/g, (c) => ({ "&": "&amp;", "<": "&lt;", ">": "&gt;" })[c]);
 const short = (v) =>
   Math.abs(v) >= 1e5 || (v && Math.abs(v) < 1e-3) ? v.toExponential(2) : String(+v.toPrecision(4));
-const faded = (colour, alpha) =>
-  `rgba(${[1, 3, 5].map((i) => parseInt(colour.slice(i, i + 2), 16)).join(",")},${alpha})`;
+const faded = (color, alpha) =>
+  `rgba(${[1, 3, 5].map((i) => parseInt(color.slice(i, i + 2), 16)).join(",")},${alpha})`;
 const note = (text, x, y, more) =>
   ({ text, x, y, xref: "paper", yref: "paper", showarrow: false, ...more });
 const touch = matchMedia("(pointer: coarse)");
@@ -23,13 +23,13 @@ class Plot {
     this.figure = figure;
     this.x = "rounds";
     this.log = figure.log;
-    this.hidden = new Set(); // numbers of lines
+    this.hidden = new Set(); // indices of lines
   }
 
-  // Those that cost no bytes, or whose costs are not known, have no place on that axis.
+  // A line without bytes (or seconds), or with unknown ones, can't be drawn on that axis.
   isOn(line, p) {
-    const found = line.panels[p];
-    return found && found[this.x] && (this.x === "rounds" || found[this.x].at(-1) > 0);
+    const panel = line.panels[p];
+    return panel && panel[this.x] && (this.x === "rounds" || panel[this.x].at(-1) > 0);
   }
 
   columns(width) {
@@ -99,7 +99,7 @@ class Plot {
     return { traces, layout };
   }
 
-  // The lines and bands of a panel; gives the values seen.
+  // Adds the lines and bands of a panel; returns the visible values.
   curves(p, id, axis, dark, traces) {
     const { title, tickformat, ticksuffix } = AXES[this.x];
     Object.assign(axis, { title: { text: title, standoff: 8 }, type: "linear", rangemode: "tozero" });
@@ -107,35 +107,35 @@ class Plot {
     const seen = [];
     this.figure.lines.forEach((line, k) => {
       if (!this.isOn(line, p)) return;
-      const found = line.panels[p];
-      const x = found[this.x];
-      const colour = dark ? line.dark : line.light;
+      const panel = line.panels[p];
+      const x = panel[this.x];
+      const color = dark ? line.dark : line.light;
       const visible = this.hidden.has(k) ? "legendonly" : true;
       const name = plain(line.name);
       const on = { xaxis: "x" + id, yaxis: "y" + id, visible, legendgroup: String(k), meta: k };
-      if (found.low) {
-        const lowest = Math.min(...found.mean.filter((v) => v > 0)) / 1e3;
-        const low = this.log ? found.low.map((v) => (v > 0 ? v : lowest)) : found.low;
+      if (panel.low) {
+        const lowest = Math.min(...panel.mean.filter((v) => v > 0)) / 1e3;
+        const low = this.log ? panel.low.map((v) => (v > 0 ? v : lowest)) : panel.low;
         traces.unshift({
           ...on, type: "scatter", mode: "lines", name: name + " 95 %", showlegend: false,
-          x: [...x, ...[...x].reverse()], y: [...found.high, ...[...low].reverse()],
-          fill: "toself", fillcolor: faded(colour, dark ? 0.22 : 0.15), line: { width: 0 },
+          x: [...x, ...[...x].reverse()], y: [...panel.high, ...[...low].reverse()],
+          fill: "toself", fillcolor: faded(color, dark ? 0.22 : 0.15), line: { width: 0 },
           hoverinfo: "skip",
         });
       }
       traces.push({
-        ...on, type: "scatter", name, x, y: found.mean, showlegend: p === 0,
+        ...on, type: "scatter", name, x, y: panel.mean, showlegend: p === 0,
         mode: line.marker || x.length < 2 ? "lines+markers" : "lines",
-        line: { color: colour, width: 2, dash: line.dash },
+        line: { color: color, width: 2, dash: line.dash },
         marker: {
-          symbol: line.marker || "circle", size: 7, color: colour,
+          symbol: line.marker || "circle", size: 7, color: color,
           maxdisplayed: 8,
         },
-        text: found.mean.map((v, i) =>
-          short(v) + (found.low ? ` (${short(found.low[i])} to ${short(found.high[i])})` : "")),
+        text: panel.mean.map((v, i) =>
+          short(v) + (panel.low ? ` (${short(panel.low[i])} to ${short(panel.high[i])})` : "")),
         hovertemplate: "%{text}",
       });
-      if (visible === true) seen.push([found.mean, found.low, found.high]);
+      if (visible === true) seen.push([panel.mean, panel.low, panel.high]);
     });
     return seen;
   }
@@ -154,16 +154,16 @@ class Plot {
     if (ticks.length < 9) Object.assign(axis, { tickvals: ticks, ticktext: ticks.map(String) });
     const seen = [];
     figure.lines.forEach((line, k) => {
-      const colour = dark ? line.dark : line.light;
+      const color = dark ? line.dark : line.light;
       const visible = this.hidden.has(k) ? "legendonly" : true;
       const kept = line.points.filter((q) => q[1] !== null);
       const [x, y, low, high] = [0, 1, 2, 3].map((i) => kept.map((q) => q[i]));
       traces.push({
         type: "scatter", mode: "lines+markers", name: plain(line.name), x, y, visible, meta: k,
-        line: { color: colour, width: 2, dash: line.dash },
-        marker: { symbol: line.marker || "circle", size: 8, color: colour },
+        line: { color: color, width: 2, dash: line.dash },
+        marker: { symbol: line.marker || "circle", size: 8, color: color },
         error_y: {
-          type: "data", symmetric: false, thickness: 1.3, width: 4, color: colour,
+          type: "data", symmetric: false, thickness: 1.3, width: 4, color: color,
           array: high.map((h, i) => (h === null ? 0 : h - y[i])),
           arrayminus: low.map((l, i) => (l === null ? 0 : y[i] - l)),
         },
@@ -177,7 +177,7 @@ class Plot {
         if (value !== null) continue;
         layout.annotations.push({
           x: scale(at), xref: "x", y: 1, yref: "paper", yanchor: "top", yshift: -13 * k,
-          text: "✕", showarrow: false, font: { color: colour, size: 13 }, captureevents: true,
+          text: "✕", showarrow: false, font: { color: color, size: 13 }, captureevents: true,
           hovertext: plain(`${line.name}: ${words || "diverged"}`),
         });
       }
@@ -185,7 +185,7 @@ class Plot {
     return seen;
   }
 
-  // Is room needed for the marks at the top?
+  // Whether the marks at the top need room.
   diverged() {
     return this.figure.kind === "sweep" &&
       this.figure.lines.some((line) => line.points.some((q) => q[1] === null));
@@ -197,7 +197,7 @@ class Plot {
     if (!flat.length) return;
     if (this.log) {
       const positive = flat.filter((v) => v > 0);
-      // A band that goes to 0 would take all the room.
+      // A band that reaches 0 would take up the whole axis.
       const floor = Math.min(...means.filter((v) => v > 0)) / 10;
       if (!positive.length) return;
       const low = Math.log10(Math.max(Math.min(...positive), floor));
@@ -217,9 +217,9 @@ class Plot {
   }
 }
 
-// Round numbers in a range of logarithms: as many as can be read.
+// Round numbers in a range of logarithms, as many as stay readable.
 function logTicks([low, high]) {
-  let found = [];
+  let readable = [];
   for (const digits of [[1], [1, 3], [1, 2, 5], [1, 1.5, 2, 3, 4, 5, 6, 8]]) {
     const ticks = [];
     for (let k = Math.floor(low); k <= high; k++) {
@@ -227,7 +227,7 @@ function logTicks([low, high]) {
     }
     const inside = ticks.filter((v) => Math.log10(v) >= low && Math.log10(v) <= high);
     if (inside.length > 7) break;
-    found = inside;
+    readable = inside;
   }
-  return found.length > 1 ? found : [];
+  return readable.length > 1 ? readable : [];
 }

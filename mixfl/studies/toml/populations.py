@@ -1,5 +1,5 @@
-"""Problems of the paper's conclusion, on synthetic faces: clients with smiling faces only and
-clients with others only, as two populations without a central term, or as one."""
+"""Problems from the paper's conclusion, on synthetic faces. Some clients have only smiling faces,
+the others only unsmiling ones: as two populations without a central term, or as one."""
 
 from functools import partial
 
@@ -30,7 +30,7 @@ def _data():
 
 
 def two():
-    """Two populations; each has a cohort of its own in every round."""
+    """Two populations, each with its own cohort in every round."""
     common, parts, loss = _data()
     terms = [
         Federated(loss, part, weight=0.5, name=name)
@@ -40,7 +40,7 @@ def two():
 
 
 def one():
-    """The same clients as one population, with a cohort of the same size in all."""
+    """The same clients as one population, with a cohort of the same total size."""
     common, parts, loss = _data()
     columns = [part.examples.all() for part in parts]
     owners = [np.repeat(np.arange(len(part)), part.sizes()) for part in parts]

@@ -13,65 +13,62 @@ An example scores by the cosine of the left tower and the next movie's row.
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from msgspec import Meta
 
 from mixfl.data.examples import ClientData, Column, Examples
 from mixfl.data.synthetic.ratings import ratings
-from mixfl.errors import MixflError, unknown
+from mixfl.errors import MixflError
 from mixfl.problem import Central, Federated, Problem
-from mixfl.tasks import key
 from mixfl.tasks.chunks import over_chunks
-from mixfl.tasks.options import VALIDATION_HELP, check, check_flags
+from mixfl.tasks.options import VALIDATION_HELP, UpToBillion
+from mixfl.validation import Auto, Index, Share, check_fields, key
 
-SPLITS = ("test", "validation")
-# The paper's users: 3865 train, 483 are for validation, 483 for tests, 1209 are datacenter data.
+# The paper's users: 3865 for training, 483 for validation, 483 for tests, 1209 in the datacenter.
 USERS, TRAIN, HELD_OUT = 6040, 3865, 483
 TOP = 10
 BALANCE = 40  # lambda x movies: lambda is 0.01 for MovieLens-1M
 INIT = 0.05
 EPSILON = 1e-12  # under square roots, whose slope at 0 is infinite
-EVAL_CHUNK = 256  # scores of so many examples stay in the cache
+EVAL_CHUNK = 256  # examples whose scores fit in the cache
 
 
 @dataclass(frozen=True)
 class Options:
-    embedding: int = key(16, "dimensions of a movie's embedding")
-    margin: float = key(0.9, "of the hinge loss")
-    spreadout: float | str = key("auto", "lambda, the regularizer's strength; auto: 40 / movies")
-    largest_id: int | str = key("auto", "of the movies; auto: the data's")
-    split: str = key("test", "users to evaluate on: test or validation")
+    embedding: Annotated[int, Meta(ge=1, le=4096)] = key(16, "dimensions of a movie's embedding")
+    margin: Annotated[float, Meta(ge=-1, le=1)] = key(0.9, "of the hinge loss")
+    spreadout: Annotated[float, Meta(ge=0, le=1e6)] | Auto = key(
+        "auto", "lambda, the regularizer's strength; auto: 40 / movies"
+    )
+    largest_id: Annotated[int, Meta(ge=1, le=10**8)] | Auto = key(
+        "auto", "of the movies; auto: the data's"
+    )
+    split: Literal["test", "validation"] = key("test", "users to evaluate on: test or validation")
     validation: bool = key(False, VALIDATION_HELP)
     count_context: bool = key(True, "are movies of the context candidates of recall@10?")
-    eval_examples: int = key(100_000, "examples to evaluate on, at most")
-    users: int = key(1000, "of the synthetic data, held-out ones included")
-    movies: int = key(1000, "of the synthetic data")
-    per_user: int = key(100, "ratings of a synthetic user, on average")
-    difficulty: float = key(0.5, "of the synthetic data, 0 to 1")
-    data_seed: int = key(0, "of the synthetic data and of the split of users")
+    eval_examples: UpToBillion = key(100_000, "examples to evaluate on, at most")
+    users: Annotated[int, Meta(ge=13, le=10**6)] = key(
+        1000, "of the synthetic data, held-out ones included"
+    )
+    movies: Annotated[int, Meta(ge=50, le=10**6)] = key(1000, "of the synthetic data")
+    per_user: Annotated[int, Meta(ge=20, le=10**5)] = key(
+        100, "ratings of a synthetic user, on average"
+    )
+    difficulty: Share = key(0.5, "of the synthetic data, 0 to 1")
+    data_seed: Index = key(0, "of the synthetic data and of the split of users")
 
     def __post_init__(self):
-        if self.split not in SPLITS:
-            raise unknown("value of split", self.split, SPLITS)
-        check_flags(self, "count_context", "validation")
+        check_fields(self)
         if self.validation and self.split == "validation":
             raise MixflError("validation = true needs split = test: give one of the two.")
-        if self.largest_id != "auto":
-            check(self, int, largest_id=(1, 10**8))
-        if self.spreadout != "auto":
-            check(self, float, spreadout=(0, 1e6))
-        check(
-            self, int, embedding=(1, 4096), eval_examples=(1, 10**9), users=(13, 10**6),
-            movies=(50, 10**6), per_user=(20, 10**5), data_seed=(0, 2**63),
-        )  # fmt: skip
-        check(self, float, margin=(-1, 1), difficulty=(0, 1))
 
     def strength(self, movies: int) -> float:
-        """Of the regularizer. Its pull on a movie does not depend on their number, that of the
-        hinge loss falls with it: a movie is in fewer examples."""
+        """Lambda. The regularizer's pull on a movie does not depend on the number of movies, but
+        that of the hinge loss falls with it: a movie is in fewer examples."""
         return BALANCE / movies if self.spreadout == "auto" else float(self.spreadout)
 
 
@@ -126,10 +123,10 @@ def _opened(path: Path) -> ClientData:
 
 
 def with_lengths(users: ClientData) -> ClientData:
-    """With a column `length`, the number of movies in the context.
+    """Add a column `length`, the number of movies in the context.
 
-    The loss can't count the movies that are not 0 itself: a client that holds only its own rows
-    of the table has its movies renumbered, the padding too.
+    The loss can't count the nonzero movies itself: a client that holds only its own rows of the
+    table has its movies renumbered, including the padding.
     """
     columns = users.examples.columns
     lengths = []
@@ -148,7 +145,7 @@ def with_lengths(users: ClientData) -> ClientData:
 
 
 def _largest_id(examples: Examples) -> int:
-    """The catalogue's size, which is public: nothing about a user is read off it."""
+    """The size of the catalog, which is public and says nothing about a user."""
     columns = (examples.columns["context"], examples.columns["movie"])
     return max(int(part.max()) for column in columns for part in column.parts)
 
@@ -156,9 +153,9 @@ def _largest_id(examples: Examples) -> int:
 def split(users: int, options: Options) -> dict[str, np.ndarray]:
     """Users for each purpose, in the paper's proportions.
 
-    `datacenter` are the paper's 20 % of users whose data is at the server. Its algorithms train on
-    none of it here, where the central loss needs no data; they stay out, so that what the others
-    train on is what the paper's trained on.
+    `datacenter` are the paper's 20 % of users whose data is at the server. No algorithm trains on
+    them here, because the central loss needs no data. They are left out so that training uses as
+    many users as in the paper.
     """
     if users < 13:
         raise MixflError(f"the data has {users} users: the movie task needs at least 13.")
@@ -182,15 +179,15 @@ def init(key: Any, movies: int, embedding: int) -> dict[str, Any]:
 
 
 def unit(vectors):
-    """Of length 1; the zero vector (all ReLUs off) stays 0, with a finite slope."""
+    """Vectors scaled to length 1; the zero vector (all ReLUs off) stays 0, with a finite slope."""
     return vectors * jax.lax.rsqrt(jnp.sum(vectors**2, axis=-1, keepdims=True) + EPSILON)
 
 
 @jax.custom_vjp
 def product(x, w):
     """x @ w. XLA is several times slower at many small products x'g than at x @ g: for a group of
-    clients, the weights' gradients would take a third of the time. So x is turned first, behind a
-    barrier that keeps the two from being made into one."""
+    clients, the gradients of the weights would take a third of the time. So x is transposed first,
+    behind a barrier that keeps XLA from fusing the two."""
     return x @ w
 
 
@@ -201,7 +198,7 @@ product.defvjp(
 
 
 def left_tower(layer, context, length):
-    """From the context's embeddings [n, 10, d], of which the first `length` count: [n, d]."""
+    """Embeddings of the context [n, 10, d] -> [n, d]; only the first `length` count."""
     counts = jnp.arange(context.shape[1]) < length[:, None]  # [n, 10]
     total = jnp.sum(jnp.where(counts[..., None], context, 0), axis=1)
     mean = total / jnp.maximum(length, 1)[:, None]
@@ -209,7 +206,7 @@ def left_tower(layer, context, length):
 
 
 def hinge_loss(params, batch, margin):
-    """max(margin - cosine, 0)^2: positives only, a client has no others."""
+    """max(margin - cosine, 0)^2: clients have positive examples only."""
     table = params["movies"]
     left = left_tower(params["context"], table[batch["context"]], batch["length"])
     cosine = jnp.sum(left * unit(table[batch["movie"]]), axis=-1)
@@ -219,9 +216,9 @@ def hinge_loss(params, batch, margin):
 def spreadout(params, strength):
     """strength x sqrt(sum over i != j of (u_i . u_j)^2), u the movies' rows at length 1.
 
-    By way of the d x d matrix U'U: sum over all i, j of (u_i . u_j)^2 is its squared norm. Every
-    movie counts, also one that nobody rated, as the server can't know; row 0 and the spare row
-    are no movies.
+    The sum over all i, j of (u_i . u_j)^2 is the squared norm of the d x d matrix U'U. Every movie
+    counts, even one that nobody rated, because the server can't know. Row 0 and the spare row are
+    not movies.
     """
     u = unit(params["movies"][1:-1])
     itself = jnp.sum(jnp.sum(u**2, axis=1) ** 2)
@@ -229,9 +226,9 @@ def spreadout(params, strength):
 
 
 def hits(scores, target, context, count_context: bool):
-    """Whether `target` is among the ten best: 0 or 1, or its chance where ties are drawn by lot.
+    """Whether `target` is among the ten best: 0 or 1, or its chance if ties are broken at random.
 
-    scores: [n, movies + 1], those of id 0 at -inf; target: [n]; context: [n, 10], 0 = padding.
+    scores: [n, movies + 1], -inf for id 0; target: [n]; context: [n, 10], 0 = padding.
     """
     each = jnp.arange(len(scores))
     own = scores[each, target][:, None]
@@ -279,15 +276,15 @@ class Evaluation:
         return self._over_all(lambda batch: (self.popular(batch),))[0]
 
     def _over_all(self, function) -> list[float]:
-        """Means over all examples of what `function` gives for a chunk of them."""
+        """Means over all examples of the values that `function` returns for a chunk."""
         n = len(self.examples["movie"])
 
         def chunk(rows):
             values = function({k: a[np.minimum(rows, n - 1)] for k, a in self.examples.items()})
             return [np.asarray(v)[rows < n].sum(dtype=np.float64) for v in values]
 
-        found = over_chunks(chunk, n, EVAL_CHUNK)
-        return [float(total) / n for total in np.sum(found, axis=0)]
+        totals = over_chunks(chunk, n, EVAL_CHUNK)
+        return [float(total) / n for total in np.sum(totals, axis=0)]
 
     def _chunk(self, params, batch, margin):
         table = params["movies"]

@@ -1,4 +1,4 @@
-"""`mixfl recommend`: what a trained movie run would have someone see next."""
+"""`mixfl recommend`: recommendations from a trained model of the movie task."""
 
 import json
 import re
@@ -14,22 +14,23 @@ from mixfl.data.limits import read_small
 from mixfl.errors import MixflError
 from mixfl.tasks import movie
 
-CONTEXT = 10  # the model was trained on at most so many previous movies
+CONTEXT = 10  # previous movies in a training example, at most
 SHOWN = 10  # matches of an ambiguous title in a message
 
 
 class Recommended(NamedTuple):
     movie: int
     score: float  # cosine, at most 1
-    title: str  # "" where titles are not known
+    title: str  # "" if titles are unknown
 
 
 def recommend(
     config: Mapping[str, Any], params: Any, history: str, top: int = 10, listed: Path | None = None
 ) -> tuple[list[Recommended], list[Recommended]]:
-    """The history as it was understood (without scores), and the `top` best movies not in it.
+    """The movies in the history, and the `top` best movies that are not in it.
 
-    `config` and `params` are a run's; `history` are numbers or parts of titles, oldest first.
+    `config` and `params` are those of a run; `history` has numbers or parts of titles, oldest
+    first.
     """
     if config.get("task") != "movie":
         raise MixflError(
@@ -37,16 +38,16 @@ def recommend(
             "a run of `mixfl run movie`."
         )
     if params is None:
-        raise MixflError("this run has no model yet: let it finish (mixfl run ... --resume).")
+        raise MixflError("this run has no model yet: finish it (mixfl run ... --resume).")
     names = _titles(listed, config.get("data"))
     table = np.asarray(params["movies"])
     movies = len(table) - 2
-    seen = [_found(part, names, movies) for part in _parts(history, names)]
+    seen = [_movie_number(part, names, movies) for part in _parts(history, names)]
     if not seen:
         raise MixflError("the history is empty: give movies, for example --history 1,260,2571.")
     scores = _scores(params, seen[-CONTEXT:])
     scores[[0, *seen]] = -np.inf
-    if names:  # a number without a title is no movie
+    if names:  # a number without a title is not a movie
         scores[[i for i in range(1, movies + 1) if i not in names]] = -np.inf
     best = [i for i in np.argsort(-scores, kind="stable")[:top].tolist() if scores[i] > -np.inf]
     return (
@@ -56,26 +57,26 @@ def recommend(
 
 
 def _scores(params: Any, seen: list[int]) -> np.ndarray:
-    """Of each id from 0 to the last movie."""
+    """The score of each id from 0 to the last movie."""
     table = np.asarray(params["movies"])[:-1]
     left = movie.left_tower(params["context"], table[None, seen], np.array([len(seen)]))
     return np.array(movie.unit(table) @ left[0])
 
 
 def _parts(history: str, names: Mapping[int, str]) -> list[str]:
-    """What is between commas; but a title with commas in it stays whole."""
+    """Split at commas, but keep a title with commas whole."""
     known = {form for title in names.values() for form in (title.casefold(), _bare(title))}
-    parts, found = [p.strip() for p in history.split(",") if p.strip()], []
+    parts, titles = [p.strip() for p in history.split(",") if p.strip()], []
     while parts:
         joined = [", ".join(parts[:n]) for n in range(len(parts), 1, -1)]
         title = next((t for t in joined if t.casefold() in known), parts[0])
-        found.append(title)
+        titles.append(title)
         parts = parts[title.count(", ") + 1 if title != parts[0] else 1 :]
-    return found
+    return titles
 
 
-def _found(part: str, names: Mapping[int, str], movies: int) -> int:
-    """The movie that is meant by a number or by a part of a title."""
+def _movie_number(part: str, names: Mapping[int, str], movies: int) -> int:
+    """The movie for a number or a part of a title."""
     if part.isascii() and part.isdigit():
         number = int(part[:10])
         if len(part) > 10 or not 1 <= number <= movies:
@@ -90,7 +91,7 @@ def _found(part: str, names: Mapping[int, str], movies: int) -> int:
         )
     wanted = part.casefold()
     matches = {i: t for i, t in names.items() if wanted in t.casefold() and i <= movies}
-    # `Toy Story` means that movie, though Toy Story 2 has the words too.
+    # `Toy Story` means that movie, although Toy Story 2 contains the words too.
     exact = [i for i, t in matches.items() if wanted in (t.casefold(), _bare(t))]
     if len(exact) == 1:
         return exact[0]
@@ -109,7 +110,7 @@ def _bare(title: str) -> str:
 
 
 def _titles(given: Path | None, store: str | None) -> dict[int, str]:
-    """From the file given, or from the store that the run was trained on; {} if there is none."""
+    """Titles from the given file, or from the store that the run was trained on; {} if neither."""
     if given is not None:
         path = given / "movies.dat" if given.is_dir() else given
         try:

@@ -1,60 +1,61 @@
 """Next-character prediction: people's posts stay with them, the datacenter has articles.
 
-Federated: sequences of characters by client; central: those of articles. The model is a GRU; it
-is judged on clients and articles that it was not trained on.
+Federated: clients' sequences of characters; central: sequences from articles. The model is a GRU.
+It is evaluated on clients and articles that it was not trained on.
 """
 
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Annotated, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from msgspec import Meta
 
 from mixfl.data.examples import ClientData, Examples
 from mixfl.data.split import held_out_clients
 from mixfl.data.synthetic.text import texts
-from mixfl.errors import MixflError, unknown
+from mixfl.errors import MixflError
 from mixfl.problem import Central, Federated, Problem
-from mixfl.tasks import key
 from mixfl.tasks.chunks import over_chunks
-from mixfl.tasks.options import VALIDATION_HELP, check, check_flags, set_aside
+from mixfl.tasks.options import VALIDATION_HELP, Several, UpToBillion, UpToMillion, Width, set_aside
 from mixfl.tasks.text import char_model
 from mixfl.tasks.text.vocabulary import FILE, TFF, UNKNOWN, Vocabulary
+from mixfl.validation import Index, Share, check_fields, key
 
-VOCABULARIES = ("central", "tff")
 WEIGHTS = {"federated": 0.73, "central": 0.27}  # the paper's, in training and in the mixture
 EVAL_CHUNK = 250
 
 
 @dataclass(frozen=True)
 class Options:
-    embedding: int = key(64, "numbers in the embedding of a character")
-    hidden: int = key(64, "units of the GRU")
-    embedding_scale: float = key(1.0, "the embedding begins uniform between -this and this")
-    vocabulary: str = key("central", "characters of the central data; or tff: TFF's 86")
-    vocabulary_size: int = key(100, "characters of the central data at most")
-    held_out: float = key(0.1, "part of the clients and articles that is for evaluation")
+    embedding: Width = key(64, "numbers in the embedding of a character")
+    hidden: Width = key(64, "units of the GRU")
+    embedding_scale: Annotated[float, Meta(ge=0, le=100)] = key(
+        1.0, "the embedding begins uniform between -this and this"
+    )
+    vocabulary: Literal["central", "tff"] = key(
+        "central", "characters of the central data; or tff: TFF's 86"
+    )
+    vocabulary_size: Annotated[int, Meta(ge=1, le=30000)] = key(
+        100, "characters of the central data at most"
+    )
+    held_out: Share = key(0.1, "part of the clients and articles that is for evaluation")
     validation: bool = key(False, VALIDATION_HELP)
-    eval_sequences: int = key(1000, "sequences of each split that are evaluated at most")
-    clients: int = key(250, "synthetic clients, held-out ones included")
-    per_client: int = key(80, "sequences per synthetic client")
-    articles: int = key(8000, "sequences of the synthetic central data")
-    length: int = key(100, "characters of a synthetic sequence")
-    difficulty: float = key(0.5, "of the synthetic text, 0 to 1")
-    data_seed: int = key(0, "seed of the synthetic text and of what is held out and evaluated")
+    eval_sequences: UpToBillion = key(1000, "sequences of each split that are evaluated at most")
+    clients: Several = key(250, "synthetic clients, held-out ones included")
+    per_client: UpToMillion = key(80, "sequences per synthetic client")
+    articles: Annotated[int, Meta(ge=2, le=10**8)] = key(
+        8000, "sequences of the synthetic central data"
+    )
+    length: UpToMillion = key(100, "characters of a synthetic sequence")
+    difficulty: Share = key(0.5, "of the synthetic text, 0 to 1")
+    data_seed: Index = key(0, "seed of the synthetic text and of what is held out and evaluated")
 
     def __post_init__(self):
-        if self.vocabulary not in VOCABULARIES:
-            raise unknown("value of vocabulary", self.vocabulary, VOCABULARIES)
-        check(
-            self, int, embedding=(1, 65536), hidden=(1, 65536), vocabulary_size=(1, 30000),
-            eval_sequences=(1, 10**9), clients=(2, 10**6), per_client=(1, 10**6),
-            articles=(2, 10**8), length=(1, 10**6), data_seed=(0, 2**63),
-        )  # fmt: skip
-        check(self, float, embedding_scale=(0, 100), difficulty=(0, 1), held_out=(0, 1))
-        check_flags(self, "validation")
+        check_fields(self)
 
 
 def problem(options: Options = Options(), data: Path | None = None) -> Problem:  # noqa: B008
@@ -69,7 +70,7 @@ def problem(options: Options = Options(), data: Path | None = None) -> Problem: 
         train = {name: part[0] for name, part in divided.items()}
         validation = {name: part[1].examples for name, part in divided.items()}
     vocabulary = Vocabulary(tuple(TFF))
-    if o.vocabulary == "central":  # the clients' text can't be read
+    if o.vocabulary == "central":  # the server can't read the clients' text
         vocabulary = Vocabulary.of(train["central"].examples, o.vocabulary_size, o.data_seed)
     loss = partial(char_model.loss, table=vocabulary.table)
     judge = partial(Evaluation, vocabulary=vocabulary, most=o.eval_sequences, seed=o.data_seed)
@@ -99,7 +100,7 @@ def _synthetic(o: Options) -> dict[str, tuple[ClientData, ClientData]]:
 
 
 def _opened(folder: Path, o: Options) -> dict[str, tuple[ClientData, ClientData]]:
-    """Training and evaluation data of both kinds; prepared with --split, they are apart already."""
+    """Training and evaluation data of both terms. Data prepared with --split is divided already."""
     parts = {}
     for name in WEIGHTS:
         path = folder / name
@@ -120,8 +121,8 @@ def _store(path: Path) -> ClientData:
     people = ClientData.open(path)
     column = people.examples.columns.get("text")
     if column is None:
-        found = ", ".join(people.examples.columns)
-        raise MixflError(f"{path} has no column 'text' of the text task (it has {found}).")
+        columns = ", ".join(people.examples.columns)
+        raise MixflError(f"{path} has no column 'text' of the text task (it has {columns}).")
     if column.dtype.kind not in "iu" or len(column.shape) != 1 or column.shape[0] < 2:
         raise MixflError(
             f"{path}: the column 'text' has {column.dtype} {list(column.shape)} per example, "
@@ -144,7 +145,7 @@ def _divided(people: ClientData, o: Options, name: str) -> tuple[ClientData, Cli
 class Evaluation:
     """Accuracy and loss per character on each split, and on the mixture of both.
 
-    An unknown character is a class of its own in the loss; no prediction of it is accurate.
+    An unknown character is a class of its own in the loss; predicting it never counts as right.
     """
 
     def __init__(self, splits: dict[str, Examples], vocabulary: Vocabulary, most: int, seed: int):
@@ -157,13 +158,13 @@ class Evaluation:
         self.sums = jax.jit(partial(sums, table=vocabulary.table))
 
     def __call__(self, params) -> dict[str, float]:
-        found: dict[str, float] = {"loss": 0.0, "accuracy": 0.0}
+        metrics: dict[str, float] = {"loss": 0.0, "accuracy": 0.0}
         for name, examples in self.splits.items():
             loss, right, count = self._total(params, examples)
             for metric, value in (("loss", loss / count), ("accuracy", right / count)):
-                found[f"{name}/{metric}"] = value
-                found[metric] += WEIGHTS[name] / sum(WEIGHTS.values()) * value
-        return found
+                metrics[f"{name}/{metric}"] = value
+                metrics[metric] += WEIGHTS[name] / sum(WEIGHTS.values()) * value
+        return metrics
 
     def _total(self, params, examples: Examples) -> np.ndarray:
         n = len(examples)
@@ -177,13 +178,13 @@ class Evaluation:
 
 
 def sums(params, text, table):
-    """Of a chunk of sequences: total loss, characters predicted rightly, characters."""
+    """Total loss, characters predicted right and characters, in a chunk of sequences."""
     ids = char_model.encoded(text, table)
     z, losses = char_model.cross_entropies(params, ids)
     targets = ids[1:]
     own = jnp.take_along_axis(z, targets[..., None], -1)
     best = z.max(-1, keepdims=True)
-    # Of several that are best, one is drawn by lot. (argmax takes as long as the rest but the GRU.)
+    # Ties are broken at random. (argmax would take as long as everything except the GRU.)
     chance = jnp.where(own == best, 1 / (z == best).sum(-1, keepdims=True), 0)[..., 0]
     right = jnp.where(targets > UNKNOWN, chance, 0)
     return jnp.stack([losses.sum(), right.sum(), (targets > 0).sum()])

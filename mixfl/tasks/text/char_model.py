@@ -1,10 +1,10 @@
-"""Embedding, GRU and a dense layer: a distribution of the next character at every place.
+"""Embedding, GRU and a dense layer: a distribution of the next character at every position.
 
 The GRU is Keras' default (reset_after=True): with a = h U + b_u and x W + b in three parts,
 
     z = sigmoid(x_z + a_z),  r = sigmoid(x_r + a_r),  c = tanh(x_h + r a_h),  h' = z h + (1-z) c
 
-and so are the initial weights, but for the embedding's scale. Time is the first axis here.
+and so are the initial weights, except for the scale of the embedding. Time is the first axis.
 """
 
 import functools
@@ -34,12 +34,12 @@ def init(key, vocabulary: int, embedding: int, hidden: int, embedding_scale: flo
 
 
 def projected(params: Any):
-    """x W + b for every character at once: rows of it are the GRU's inputs."""
+    """x W + b for every character at once; its rows are the inputs of the GRU."""
     return params["embedding"] @ params["gru"]["w"] + params["gru"]["b"]
 
 
 def logits(params: Any, ids):
-    """ids [time, batch] -> [time, batch, vocabulary], each for the character after."""
+    """ids [time, batch] -> [time, batch, vocabulary], for the next character at each position."""
     x = projected(params)[ids]
     h = hidden_states(x, params["gru"]["u"], params["gru"]["b_u"])
     return output(params, h)
@@ -50,12 +50,12 @@ def output(params: Any, h):
 
 
 def cell(h, x, u, b_u):
-    """The state [..., hidden] after one more input."""
+    """The state [..., hidden] after one input."""
     return _cell(h, jnp.split(x, 3, -1), h @ u + b_u, axis=-1)[0]
 
 
 def _cell(h, x, a, axis):
-    """The new state, and what its derivative needs. `axis` is that of the units."""
+    """The new state, and the values that its derivative needs. `axis` is the axis of the units."""
     x_z, x_r, x_h = x
     a_z, a_r, a_h = jnp.split(a, 3, axis)
     z, r = jax.nn.sigmoid(x_z + a_z), jax.nn.sigmoid(x_r + a_r)
@@ -66,9 +66,9 @@ def _cell(h, x, a, axis):
 def hidden_states(x, u, b_u):
     """x [time, batch, 3 hidden] -> [time, batch, hidden], from a state of zeros.
 
-    The states of small batches of many units are turned, [hidden, batch]: their products then read
-    u once and need no copy of it (with 1024 units and a batch of 8 a client's step took two thirds
-    of the time, with 512 the same; with 128 it would take a tenth more).
+    For small batches and many units the states are transposed, [hidden, batch]: the products then
+    read u once and need no copy of it. With 1024 units and a batch of 8, a client's step took two
+    thirds of the time; with 512 units the same, and with 128 it would take a tenth more.
     """
     if x.shape[1] <= SMALL_BATCH and u.shape[0] >= WIDE:
         return _states(x.swapaxes(1, 2), u, b_u, 0).swapaxes(1, 2)
@@ -77,12 +77,12 @@ def hidden_states(x, u, b_u):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
 def _states(x, u, b_u, axis):
-    """With a derivative of its own: the way back carries only dh, and the gradient of u is one
-    product over all steps instead of a sum in the carry (a client's step took 1.8 times less time
-    than with automatic differentiation at 1024 units; unrolling the scans gained nothing).
+    """States with a custom derivative: the backward scan carries only dh, and the gradient of u
+    is one product over all steps instead of a sum in the carry. At 1024 units a client's step was
+    1.8 times faster than with automatic differentiation. Unrolling the scans gained nothing.
 
-    This is what runs where no derivative is asked for. The inputs are cut before the loop: XLA
-    makes of it less than half the time that `_forward` takes (64 units, batches of 8 to 250).
+    This body runs when no derivative is needed. It splits the inputs before the loop, which takes
+    less than half the time of `_forward` (64 units, batches of 8 to 250).
     """
     product = _product(u, b_u, axis)
 
@@ -94,7 +94,7 @@ def _states(x, u, b_u, axis):
 
 
 def _product(u, b_u, axis):
-    """h -> h u + b_u. Turned once, before the loop."""
+    """h -> h u + b_u. u is transposed once, before the loop."""
     turned, bias = u.T, b_u[:, None]
     return lambda h: turned @ h + bias if axis == 0 else h @ u + b_u
 
@@ -117,8 +117,8 @@ def _forward(x, u, b_u, axis):
 
 
 def _backward(axis, residuals, d_h):
-    before, kept, u = residuals  # before: the state that each step began with
-    turned = jax.lax.optimization_barrier(u.T)  # once: XLA would turn it in every step
+    before, kept, u = residuals  # before: the state at the start of each step
+    turned = jax.lax.optimization_barrier(u.T)  # once: XLA would transpose it in every step
 
     def step(d, at):
         d_here, h, (z, r, c, a_h) = at
@@ -139,7 +139,7 @@ _states.defvjp(_forward, _backward)
 
 
 def cross_entropies(params: Any, ids):
-    """ids [time + 1, batch] -> logits, and -log p of each character but the first, 0 at padding."""
+    """ids [time + 1, batch] -> logits, and -log p of all but the first character, 0 at padding."""
     z = logits(params, ids[:-1])
     targets = ids[1:]
     right = jnp.take_along_axis(z, targets[..., None], -1)[..., 0]
@@ -152,7 +152,7 @@ def encoded(text, table):
 
 
 def loss(params: Any, batch: Any, table):
-    """A sequence's mean over its characters (but the first), padding left out."""
+    """The mean over a sequence's characters after the first, without padding."""
     ids = encoded(batch["text"], table)
     _, losses = cross_entropies(params, ids)
     return losses.sum(0) / jnp.maximum((ids[1:] > 0).sum(0), 1)

@@ -1,70 +1,67 @@
-"""`mixfl sample`: text that a trained model of the text task goes on with."""
+"""`mixfl sample`: text written by a trained model of the text task."""
 
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from msgspec import Meta
 
 from mixfl.errors import MixflError
-from mixfl.runs.folder import load
 from mixfl.tasks.text.char_model import cell, output, projected
 from mixfl.tasks.text.vocabulary import FILE, FIRST, Vocabulary
+from mixfl.validation import Index, check
 
 LONGEST = 1_000_000
 
 
 class Sample(NamedTuple):
     text: str  # what follows the prompt
-    unknown: str  # characters of the prompt that the model does not know
+    unknown: str  # characters of the prompt that are not in the vocabulary
 
 
 def sample(
-    run: str | Path, prompt: str = "", length: int = 300, temperature: float = 0.7, seed: int = 0
-) -> Sample:
-    """Characters drawn one after the other, each from what the model says of those before it.
+    folder: Path, config: Mapping[str, Any], params: Any, prompt: str = "", length: int = 300,
+    temperature: float = 0.7, seed: int = 0,
+) -> Sample:  # fmt: skip
+    """Characters drawn one after the other, each from the model's prediction after those before.
 
-    p is sharpened to p^(1/temperature) first; at 0 the likeliest is taken. Padding and the
-    unknown symbol are never drawn. Without a prompt it begins as after a space.
+    `config` and `params` are those of the run in `folder`. p is sharpened to p^(1/temperature)
+    first; at 0 the likeliest character is taken. Padding and the unknown symbol are never drawn.
+    Without a prompt the text begins as after a space.
     """
-    if not 1 <= length <= LONGEST:
-        raise MixflError(f"--length {length}: expected a whole number from 1 to {LONGEST}.")
-    if not 0 <= temperature <= 100:
-        raise MixflError(f"--temperature {temperature}: expected a number from 0 to 100.")
-    if not 0 <= seed < 2**63:
-        raise MixflError(f"--seed {seed}: expected a whole number from 0 to 2^63 - 1.")
-    params, vocabulary = trained(Path(run))
+    check("--length", length, Annotated[int, Meta(ge=1, le=LONGEST)])
+    check("--temperature", temperature, Annotated[float, Meta(ge=0, le=100)])
+    check("--seed", seed, Index)
+    vocabulary = trained_vocabulary(folder, config, params)
     ids = vocabulary.encode(prompt or " ").astype(np.int32)
     drawn = generate(params, ids, length, temperature, seed)
     unknown = dict.fromkeys(c for c in prompt if c not in vocabulary.characters)
     return Sample(vocabulary.decode(drawn), "".join(unknown))
 
 
-def trained(path: Path):
-    """A run's model and its vocabulary."""
-    run = load(path)
-    if run.config.get("task") != "text":
+def trained_vocabulary(folder: Path, config: Mapping[str, Any], params: Any) -> Vocabulary:
+    if config.get("task") != "text":
         raise MixflError(
-            f"{path} is a run of {run.config.get('task', 'another task')}: `mixfl sample` needs "
-            "one of the text task."
+            f"{folder} is a run of {config.get('task', 'another task')}: `mixfl sample` needs a "
+            "run of the text task."
         )
-    if run.params is None:
+    if params is None:
+        raise MixflError(f"{folder} has no model yet: finish the run with --resume.")
+    vocabulary = Vocabulary.read(folder / FILE)
+    if len(params["embedding"]) != len(vocabulary):
         raise MixflError(
-            f"{path} has no model yet (status: {run.status}): finish the run with --resume."
+            f"{folder / FILE} has {len(vocabulary)} symbols, expected {len(params['embedding'])} "
+            "as the model has: restore it, or train again."
         )
-    vocabulary = Vocabulary.read(path / FILE)
-    if len(run.params["embedding"]) != len(vocabulary):
-        raise MixflError(
-            f"{path / FILE} has {len(vocabulary)} symbols, expected {len(run.params['embedding'])} "
-            "as the model: restore it, or train again."
-        )
-    return run.params, vocabulary
+    return vocabulary
 
 
 def generate(params, prompt: np.ndarray, length: int, temperature: float, seed: int) -> np.ndarray:
-    """Numbers of `length` characters that follow those of the prompt."""
+    """The numbers of `length` characters after the prompt."""
     key = jax.random.key(seed)
     return np.asarray(_generated(params, prompt, key, np.float32(temperature), length=length))
 

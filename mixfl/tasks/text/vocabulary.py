@@ -1,7 +1,7 @@
-"""Characters and their numbers: 0 is padding, 1 any character that is not in the vocabulary.
+"""Characters and their numbers: 0 is padding, 1 any character outside the vocabulary.
 
-Data has Unicode code points. They become numbers on the device, by a table that ends with the
-vocabulary's largest code point, so that stores are read as they are.
+Stores hold Unicode code points and are read unchanged. A table turns the points into numbers on the
+device; it ends just after the vocabulary's largest code point.
 """
 
 import json
@@ -16,9 +16,9 @@ from mixfl.data.limits import read_small
 from mixfl.errors import MixflError
 
 FILE = "vocabulary.json"
-UNKNOWN, FIRST = 1, 2  # the number of unknown characters, and of the first known one
-POINTS = 0x110000  # of Unicode
-READ = 500_000  # sequences that are read at most to count characters
+UNKNOWN, FIRST = 1, 2  # numbers of an unknown character, and of the first known one
+POINTS = 0x110000  # Unicode code points
+READ = 500_000  # sequences read to count characters, at most
 
 # In the order of TFF's tutorial "Federated Learning for Text Generation".
 TFF = "dhlptx@DHLPTX $(,048cgkoswCGKOSW[_#'/37;?bfjnrvzBFJNRVZ\"&*.26:\naeimquyAEIMQUY]!%)-159\r"
@@ -30,7 +30,7 @@ class Vocabulary:
 
     @classmethod
     def of(cls, examples: Examples, size: int, seed: int) -> "Vocabulary":
-        """The most frequent characters of (at most half a million of) the sequences."""
+        """The most frequent characters in at most half a million of the sequences."""
         n = len(examples)
         rows = np.arange(n)
         if n > READ:
@@ -41,25 +41,25 @@ class Vocabulary:
             if text.min() < 0 or text.max() >= POINTS:
                 bad = text[(text < 0) | (text >= POINTS)][0]
                 raise MixflError(
-                    f"the central text has the number {bad}, which is no Unicode code point: "
+                    f"the central text has the number {bad}, which is not a Unicode code point: "
                     "prepare it with `mixfl data prepare` (docs/data.md)."
                 )
-            found = np.bincount(text)
-            counts[: len(found)] += found
+            occurrences = np.bincount(text)
+            counts[: len(occurrences)] += occurrences
         counts[0] = 0
-        order = np.argsort(-counts, kind="stable")[:size]  # equally frequent: in Unicode's order
+        order = np.argsort(-counts, kind="stable")[:size]  # ties in Unicode order
         chosen = order[counts[order] > 0]
         if not len(chosen):
-            raise MixflError("the central text has no character: prepare it again.")
+            raise MixflError("the central text has no characters: prepare it again.")
         return cls(tuple(map(chr, chosen.tolist())))
 
     def __len__(self) -> int:
-        """How many numbers there are, those of padding and of unknown characters included."""
+        """The count of numbers, including those for padding and unknown characters."""
         return len(self.characters) + FIRST
 
     @cached_property
     def table(self) -> np.ndarray:
-        """Code point -> number; everything beyond the end is as the last: unknown."""
+        """Code point -> number. The last entry stands for all points beyond the end: unknown."""
         points = [ord(c) for c in self.characters]
         table = np.full(max(points) + 2, UNKNOWN, np.int16)
         table[0] = 0
@@ -71,7 +71,7 @@ class Vocabulary:
         return self.table[np.minimum(points, len(self.table) - 1)]
 
     def decode(self, numbers: np.ndarray) -> str:
-        """Of known characters."""
+        """The text for numbers of known characters."""
         return "".join(self.characters[i - FIRST] for i in np.asarray(numbers).tolist())
 
     def to_json(self) -> str:

@@ -1,0 +1,36 @@
+"""Plans runs to count their costs, for `mixfl costs` and the paper's tables."""
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+from mixfl.measure.costs import Costs
+from mixfl.measure.costs import costs as count
+from mixfl.runs.plan import plan
+from mixfl.tasks import find
+
+ALGORITHMS = ("baseline", "pt", "1wgt", "2wgt")
+
+
+def costs(
+    task: str, preset: str | None, data: str | None, given: Mapping[str, Any],
+    report=lambda *_: None,
+) -> Costs:  # fmt: skip
+    """The costs of the paper's four algorithms, those that the task allows."""
+    if preset is None and "paper" in find(task).presets:
+        preset = "paper"
+    problems: dict = {}
+    plans = [
+        plan(
+            task, algorithm, preset=preset, data=data, given=given, shared_with=ALGORITHMS,
+            problems=problems,
+        )
+        for algorithm in ALGORITHMS
+    ]  # fmt: skip
+    return count(plans, report)
+
+
+@functools.cache
+def paper_costs(task: str, data: str | None) -> Costs:
+    """The costs at the paper's settings."""
+    return costs(task, "paper", data, {})

@@ -1,0 +1,143 @@
+"""Turns each [[show]] of a study into parts of the report: charts and tables."""
+
+import shlex
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mixfl.report.document import Curves, Line, Point, Series, Sweep, Table
+from mixfl.report.document import Trial as Shown
+from mixfl.report.means import final_table
+from mixfl.report.style import NAMES, metric_title
+from mixfl.studies.claims import Results
+from mixfl.studies.dissimilarity import FIRST, PAPER
+from mixfl.studies.study import Setting, Study, plain
+from mixfl.studies.trials import Done
+from mixfl.tasks import read_toml
+from mixfl.theory.intervals import interval
+
+
+def shown(study: Study, show: Mapping[str, Any], ended: Mapping[str, Done], out: Path) -> list:
+    kinds: dict[str, Callable[..., list]] = {
+        "curves": curves, "final": final, "table": table, "largest": largest, "costs": costs,
+        "bounds": bounds,
+    }  # fmt: skip
+    return kinds[show["kind"]](study, show, ended, out)
+
+
+def head(study: Study, show: Mapping[str, Any]) -> dict[str, Any]:
+    title = f"{show.get('title', study.title)} ({study.data})"
+    return {"title": title, "label": show["label"], "text": show.get("text", "")}
+
+
+def curves(study, show, ended, out) -> list[Curves]:
+    settings = study.named(show.get("series"))
+    split = show.get("panel_per")  # one chart per algorithm, as in the paper
+    groups = [settings]
+    if split == "algorithm":
+        ids = dict.fromkeys(s.algorithm for s in settings)
+        groups = [[s for s in settings if s.algorithm == a] for a in ids]
+    charts = []
+    for group in groups:
+        about = head(study, show)
+        if len(groups) > 1:
+            about["title"] += f": {NAMES[group[0].algorithm]}"
+        lines = [series(s, ended, out) for s in group]
+        charts.append(
+            Curves(metrics=show["metrics"], series=lines, log=show.get("log", False), **about)
+        )
+    return charts
+
+
+def series(setting: Setting, ended: Mapping[str, Done], out: Path) -> Series:
+    trials = []
+    for trial in setting.trials:
+        done = ended[trial.folder]
+        status = f"diverged at round {done.round}" if done.status == "diverged" else done.status
+        config = shlex.quote(str(done.folder / "config.toml"))
+        command = f"mixfl run --config {config} --out NEW_FOLDER"
+        name = str(done.folder.relative_to(out))
+        trials.append(
+            Shown(name, read_toml(done.folder / "config.toml"), command, done.rows, status)
+        )
+    return Series(spelt(setting.name, setting.algorithm), setting.algorithm, trials)
+
+
+def spelt(name: str, algorithm: str) -> str:
+    """A setting's name with the algorithm spelled out."""
+    return name.replace(algorithm, NAMES[algorithm], 1)
+
+
+def final(study, show, ended, out) -> list[Sweep]:
+    """A metric after training against a key."""
+    results, key, metric = Results(study, ended), show["key"], show["metric"]
+    settings = study.named(show.get("series"))
+    lines: dict[tuple[str, str], list[Point]] = {}
+    for setting in settings:
+        values = results.values(setting, metric, show.get("at", "end"))
+        name = setting.name.replace(f" {key}={plain(setting.keys[key])}", "")
+        good = values[~np.isnan(values)]
+        note = f"{len(values) - len(good)} of {len(values)} trials diverged" * (
+            len(good) < len(values)
+        )
+        mean, low, high = interval(good) if len(good) else (None, None, None)
+        if len(good) < 2:
+            low = high = None
+        point = Point(float(setting.keys[key]), mean, low, high, note)
+        lines.setdefault((name, setting.algorithm), []).append(point)
+    drawn = [Line(spelt(n, a), a, sorted(p, key=lambda p: p.x)) for (n, a), p in lines.items()]
+    behind = [series(s, ended, out) for s in settings]
+    more = dict(log=show.get("log", False), series=behind, **head(study, show))
+    return [Sweep(x=key, y=metric, lines=drawn, **more)]
+
+
+def table(study, show, ended, out) -> list[Table]:
+    """Values after training, and costs per round."""
+    lines = [series(s, ended, out) for s in study.named(show.get("series"))]
+    about = head(study, show)
+    return [final_table(about.pop("title"), lines, show["metrics"], **about)]
+
+
+def largest(study, show, ended, out) -> list[Table]:
+    """The largest values over rounds and trials, with the paper's for comparison."""
+    results = Results(study, ended)
+    rows = []
+    for setting in study.named(show.get("series")):
+        values = [results.values(setting, m, "largest").max() for m in show["metrics"]]
+        name = spelt(setting.name, setting.algorithm)
+        rows.append([f"{name}, from round {FIRST}", *(f"{v:.4g}" for v in values)])
+    if study.task in PAPER:
+        rows.append(["the paper", *(f"{v:g}" for v in PAPER[study.task])])
+    header = ["", *(f"largest {metric_title(m)}" for m in show["metrics"])]
+    return [Table(header=header, rows=rows, **head(study, show))]
+
+
+def costs(study, show, ended, out) -> list[Table]:
+    from mixfl.measure import costs as counting
+
+    counted = study.costs()
+    every = counting.tables(counted)
+    about = head(study, show)
+    picked = [every[i] for i in show["tables"]]
+    text = " ".join([about.pop("text"), *counting.notes(counted)]).strip()
+    label = about["label"]
+    return [
+        Table(title=title, header=header, rows=rows, label=label, text=text if i == 0 else "")
+        for i, (title, header, rows) in enumerate(picked)
+    ]
+
+
+def bounds(study, show, ended, out) -> list[Table]:
+    from mixfl.theory import tables as theory
+
+    symbols = dict(sigma_f2=0.0, mu=0.0, G2=0.0, B2=1.0, D2=None, F=None, eta_s=1.0, eta_m=1.0)
+    entries = theory.bounds(**{**symbols, **study.bounds})
+    title, header, rows = theory.tables(entries)[show["table"]]
+    columns = [header.index(c) for c in show["columns"]]
+    about = head(study, show) | {"title": show.get("title", title)}
+    given = ", ".join(f"{k} = {v:g}" for k, v in study.bounds.items())
+    about["text"] = f"{about['text']} For {given}.".strip()
+    cells = [[row[c] for c in columns] for row in rows]
+    return [Table(header=[header[c] for c in columns], rows=cells, **about)]
