@@ -1,11 +1,32 @@
-"""Two CPU devices for all tests, so that sharing a cohort between devices can be tested; and a
-folder that keeps compiled programs, which are most of the tests' time."""
+"""The stages of the tests, and what all tests share: two CPU devices, so that sharing a cohort
+between devices can be tested; programs that compile quickly; a folder that keeps them.
+
+| stage | command | what it runs |
+| --- | --- | --- |
+| test | `make test` | unit tests, the reference, one run of each command |
+| system | `make test-system` | what kills, sweeps, distributes or opens browsers |
+| optimized | `make test-optimized` | the tests of numbers again, with XLA's optimizations |
+| flower | `make test-flower` | a SuperLink and SuperNodes as real processes |
+| slow | `make test-all`, `make test-chaos` | what takes many minutes; CI doesn't run it |
+
+`.ci/run` runs all but the last.
+"""
 
 import os
 from pathlib import Path
 
 import jax
+import pytest
 from hypothesis import HealthCheck, settings
+
+# Compiling is most of the tests' time, and most of that are optimizations that small programs
+# don't need. Processes that a test starts inherit this.
+QUICK = (
+    "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false "
+    "--xla_cpu_parallel_codegen_split_count=1"
+)
+if os.environ.get("MIXFL_TESTS_OPTIMIZED") != "1":
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {QUICK}".strip()
 
 CACHE = Path(__file__).parent.parent / ".pytest_cache" / "programs"
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(CACHE))
@@ -18,6 +39,9 @@ settings.register_profile(
     "steady", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.load_profile("steady")
+pytest.register_assert_rewrite(
+    "deployed", "format_files", "layer_problem", "problems", "run_folders", "table_problem"
+)
 
 # What kills, sweeps, distributes, opens browsers, or runs Flower's server in the test's process.
 SYSTEM = {

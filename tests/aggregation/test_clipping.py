@@ -5,14 +5,13 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import layer_problem
 import numpy as np
 import problems
 import pytest
 import reference
-import test_low_rank
-import test_rows
-from problems import flat, reference_round, reference_terms, settings
-from test_against_reference import OPTIMIZERS, refuses
+import table_problem
+from problems import OPTIMIZERS, flat, louder, reference_round, reference_terms, refuses, settings
 
 import mixfl
 from mixfl.aggregation import clipping
@@ -23,17 +22,6 @@ from mixfl.engine import Simulator
 from mixfl.errors import MixflError
 
 CLIENTS = [name for name, recipe in ALGORITHMS.items() if "clip" in recipe.uses]
-LOUD = 30.0  # times the features of some clients
-
-
-def louder(clients: mixfl.ClientData, who=(3, 6)) -> mixfl.ClientData:
-    """Some clients' inputs are far larger than others', and their labels are wrong."""
-    columns = {k: np.array(v) for k, v in clients.examples.all().items()}
-    for i in who:
-        columns["x"][clients.rows(i)] *= LOUD
-        columns["y"][clients.rows(i)] *= -1
-    owner = np.concatenate([np.full(len(clients.rows(i)), i) for i in range(len(clients))])
-    return mixfl.ClientData.from_arrays(columns, client=owner)
 
 
 def loud_problem(terms="two terms") -> mixfl.Problem:
@@ -115,26 +103,26 @@ def test_chunks_and_devices_clip_alike(algorithm, changes):
 
 
 def test_low_rank_layers_are_clipped_alike():
-    p = test_low_rank.problem()
+    p = layer_problem.problem()
     p = dataclasses.replace(
         p, terms=[dataclasses.replace(p.terms[0], clients=louder(p.terms[0].clients)), p.terms[1]]
     )
     for algorithm in ("fedavg", "1wgt", "2wgt"):
         s = settings(rounds=8, client_lr=0.5)
-        _, low = test_low_rank.agree(p, algorithm, s, tolerance=1e-4)
-        _, off = test_low_rank.trained(p, algorithm, dataclasses.replace(s, clip="off"))
+        _, low = layer_problem.agree(p, algorithm, s, tolerance=1e-4)
+        _, off = layer_problem.trained(p, algorithm, dataclasses.replace(s, clip="off"))
         assert np.abs(flat(low.state.x) - flat(off.state.x)).max() > 0.01
 
 
 @pytest.mark.parametrize("algorithm", ["fedavg", "1wgt", "2wgt"])
 @pytest.mark.parametrize("value", ["quantile", 0.02])
 def test_row_sparse_tables_are_clipped_alike(algorithm, value):
-    _, rows, info = test_rows.trained(algorithm, clip=value)
-    _, dense, _ = test_rows.trained(algorithm, clip=value, tables="dense")
-    test_rows.assert_equal(rows.x, dense.x, rtol=1e-4)
+    _, rows, info = table_problem.trained(algorithm, clip=value)
+    _, dense, _ = table_problem.trained(algorithm, clip=value, tables="dense")
+    table_problem.assert_equal(rows.x, dense.x, rtol=1e-4)
     if value != "quantile":
         assert info["clients/clipped"] > 0
-        _, off, _ = test_rows.trained(algorithm, clip="off")
+        _, off, _ = table_problem.trained(algorithm, clip="off")
         assert np.abs(off.x["dense"] - rows.x["dense"]).max() > 0.01
 
 

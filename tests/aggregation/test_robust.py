@@ -10,8 +10,7 @@ import problems
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import flat, settings
-from test_clipping import louder
+from problems import flat, louder, settings
 
 import mixfl
 from mixfl.aggregation import robust

@@ -5,13 +5,21 @@ import dataclasses
 import numpy as np
 import pytest
 import reference
-from problems import PROBLEMS, flat, problem, reference_round, reference_terms, settings
+from problems import (
+    OPTIMIZERS,
+    PROBLEMS,
+    flat,
+    problem,
+    reference_round,
+    reference_terms,
+    refuses,
+    settings,
+)
 
 from mixfl.algorithms import ALGORITHMS
 from mixfl.engine import Simulator
 from mixfl.errors import MixflError
 
-OPTIMIZERS = {"sgd": "sgd", "momentum": "sgd(momentum=0.9)", "adam": "adam"}
 CASES = {
     "plain": {},
     "steps": dict(weighting="steps", server_lr=0.7, central_lr=0.1),
@@ -69,15 +77,3 @@ def test_simulator_equals_reference(algorithm, terms, case):
     assert not refuses(algorithm, terms)
     assert np.abs(expected[-1] - x0).max() > 0.01  # it trained at all
     np.testing.assert_allclose(found, expected, rtol=2e-4, atol=2e-5)
-
-
-def refuses(algorithm, terms) -> bool:
-    regularizer = terms == "regularizer"
-    no_central = terms == "two populations"
-    return {
-        "1wgt": no_central,
-        "central": no_central,
-        "pretrain": no_central,
-        "baseline": not regularizer,
-        "example-transfer": regularizer or no_central or terms.startswith("population and two"),
-    }.get(algorithm, False)
