@@ -160,23 +160,30 @@ def ticks(monkeypatch, *states):
 
 
 @pytest.mark.parametrize(
-    ("own", "share"),
+    ("own", "worker", "share"),
     [
-        ((0, 0), 0.5),  # 30 user, 10 system, 6 interrupts, 4 stolen of 100; 45 idle, 5 waiting
-        ((100, 120), 0.3),
-        ((100, 150), 0.0),
-        ((100, 160), 0.0),  # ticks are counted at different moments
+        ((0, 0), (0, 0), 0.5),  # 30 user, 10 system, 6 interrupts, 4 stolen; 45 idle, 5 waiting
+        ((100, 120), (0, 0), 0.3),
+        ((100, 120), (7, 17), 0.2),
+        ((100, 150), (0, 0), 0.0),
+        ((100, 160), (0, 0), 0.0),  # ticks are counted at different moments
     ],
 )
-def test_load_of_others_is_what_is_busy_without_us(monkeypatch, own, share):
-    counted = iter(own)
-    monkeypatch.setattr(engines, "_ticks", lambda pid: next(counted) if pid == os.getpid() else 0)
-    monkeypatch.setattr(engines, "tagged", lambda tag: [])
+def test_load_of_others_is_what_is_busy_without_us(monkeypatch, own, worker, share):
+    counted = {os.getpid(): iter(own), -1: iter(worker)}
+    monkeypatch.setattr(engines, "_ticks", lambda pid: next(counted[pid]))
+    monkeypatch.setattr(engines, "tagged", lambda tag: [-1])
     before = np.array([1000, 10, 300, 5000, 70, 5, 6, 8])
     ticks(monkeypatch, before, before + [28, 2, 10, 45, 5, 2, 4, 4])
     with OutsideLoad() as load:
         pass
     assert load.share == pytest.approx(share)
+
+
+def test_ticks_are_of_user_and_system_and_of_ended_children(monkeypatch):
+    line = "77 (a (b) c) S " + " ".join(["1"] * 10) + " 100 20 3000 400 " + " ".join(["1"] * 30)
+    monkeypatch.setattr(Path, "read_text", lambda path: line)
+    assert engines._ticks(77) == 3520
 
 
 def test_own_ticks_are_the_processor_time_of_the_process():
