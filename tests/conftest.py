@@ -1,17 +1,31 @@
 """The stages of the tests, and what all tests share: two CPU devices, so that sharing a cohort
 between devices can be tested; programs that compile quickly; a folder that keeps them.
 
-| stage | command | what it runs |
-| --- | --- | --- |
-| test | `make test` | unit tests, the reference, one run of each command |
-| system | `make test-system` | what kills, sweeps, distributes or opens browsers |
-| optimized | `make test-optimized` | the tests of numbers again, with XLA's optimizations |
-| flower | `make test-flower` | a SuperLink and SuperNodes as real processes |
-| slow | `make test-all`, `make test-chaos` | what takes many minutes; CI doesn't run it |
+    make test          unit tests, the reference, one run of each command; at most 5 minutes
+    make test-system   marked system: kills, sweeps, distributes, opens browsers, runs Flower
+    make test-numbers  the tests of numbers again, with the optimizations that XLA makes for users;
+                       and those marked numbers: more combinations of parameters
+    make test-flower   marked flower: a SuperLink and SuperNodes as real processes
+    make test-all      these, and what is marked slow
 
-`.ci/run` runs all but the last.
+`.ci/run` runs all but the last. These tests were in `make test` before there were other stages:
+
+    system   test_bad_input          a full disk, as a process sees it
+             test_cli                damaged programs in the cache
+             test_flower_project     watchers and workers that hang or are killed
+             test_pytorch            deployments
+             test_runs               Ctrl-C and a second process
+    numbers  test_against_reference  `steps` on all problems except an algorithm's own
+             test_check              the identities on problems with other terms
+             test_clipping           FedAvg and 1-way: with momentum, tables, low-rank layers;
+                                     FedAvg: in chunks, on two devices; the limit 0.05
+             test_low_rank           one local step; uniform weights
+             test_robust             equal clients with FedAvg
+             test_rows               1-way on the other problems
+             test_simulator          the server's progress on two devices (2-way stayed)
 """
 
+import gc
 import os
 from pathlib import Path
 
@@ -19,8 +33,8 @@ import jax
 import pytest
 from hypothesis import HealthCheck, settings
 
-# Compiling is most of the tests' time, and most of that are optimizations that small programs
-# don't need. Processes that a test starts inherit this.
+# Compiling is most of the tests' time, and most of that is optimization, which small programs don't
+# need. The processes that a test starts inherit this.
 QUICK = (
     "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false "
     "--xla_cpu_parallel_codegen_split_count=1"
@@ -48,6 +62,10 @@ SYSTEM = {
     "test_distributed", "test_exchange", "test_faults", "test_flower", "test_flower_poison",
     "test_kill", "test_members", "test_page", "test_supervisor", "test_sweeps", "test_trackers",
 }  # fmt: skip
+
+
+def pytest_collection_finish():
+    gc.freeze()  # half a million objects that stay: no need to look at them again and again
 
 
 def pytest_collection_modifyitems(items):

@@ -52,11 +52,14 @@ def expected(p, algorithm, s, simulator, **names):
     return np.array(reference.train(algorithm, reference_terms(p), x0, given, rounds))
 
 
+NUMBERS = pytest.mark.numbers
+SOME = ["2wgt", *(pytest.param(a, marks=NUMBERS) for a in ("fedavg", "1wgt"))]
 EVERYTHING = "two populations and a central term"
 CASES = [
     *((algorithm, "sgd", "two terms") for algorithm in CLIENTS if algorithm != "baseline"),
     ("baseline", "sgd", "regularizer"),
-    *((algorithm, "momentum", EVERYTHING) for algorithm in ("fedavg", "1wgt", "2wgt")),
+    ("2wgt", "momentum", EVERYTHING),
+    *(pytest.param(a, "momentum", EVERYTHING, marks=NUMBERS) for a in ("fedavg", "1wgt")),
     ("2wgt", "adam", "two terms"),
 ]
 
@@ -76,7 +79,7 @@ def test_it_follows_the_reference(algorithm, client_opt, terms):
         assert np.abs(without - found).max() > 0.1
 
 
-@pytest.mark.parametrize("value", [0.01, 0.05])
+@pytest.mark.parametrize("value", [0.01, pytest.param(0.05, marks=NUMBERS)])
 @pytest.mark.parametrize("algorithm", ["fedavg", "1wgt", "2wgt"])
 def test_a_number_is_the_limit(algorithm, value):
     p, s = problems.problem(), settings(clip=value)
@@ -87,7 +90,7 @@ def test_a_number_is_the_limit(algorithm, value):
 
 
 @pytest.mark.parametrize("changes", [{"cohort_chunk": 2}, {"devices": 2}, {"cohort_size": 6}])
-@pytest.mark.parametrize("algorithm", ["fedavg", "2wgt"])
+@pytest.mark.parametrize("algorithm", [pytest.param("fedavg", marks=NUMBERS), "2wgt"])
 def test_chunks_and_devices_clip_alike(algorithm, changes):
     p = loud_problem()
     s = settings(rounds=8, **changes)
@@ -102,19 +105,19 @@ def test_chunks_and_devices_clip_alike(algorithm, changes):
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
 
 
-def test_low_rank_layers_are_clipped_alike():
+@pytest.mark.parametrize("algorithm", SOME)
+def test_low_rank_layers_are_clipped_alike(algorithm):
     p = layer_problem.problem()
     p = dataclasses.replace(
         p, terms=[dataclasses.replace(p.terms[0], clients=louder(p.terms[0].clients)), p.terms[1]]
     )
-    for algorithm in ("fedavg", "1wgt", "2wgt"):
-        s = settings(rounds=8, client_lr=0.5)
-        _, low = layer_problem.agree(p, algorithm, s, tolerance=1e-4)
-        _, off = layer_problem.trained(p, algorithm, dataclasses.replace(s, clip="off"))
-        assert np.abs(flat(low.state.x) - flat(off.state.x)).max() > 0.01
+    s = settings(rounds=8, client_lr=0.5)
+    _, low = layer_problem.agree(p, algorithm, s, tolerance=1e-4)
+    _, off = layer_problem.trained(p, algorithm, dataclasses.replace(s, clip="off"))
+    assert np.abs(flat(low.state.x) - flat(off.state.x)).max() > 0.01
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "1wgt", "2wgt"])
+@pytest.mark.parametrize("algorithm", SOME)
 @pytest.mark.parametrize("value", ["quantile", 0.02])
 def test_row_sparse_tables_are_clipped_alike(algorithm, value):
     _, rows, info = table_problem.trained(algorithm, clip=value)

@@ -56,13 +56,15 @@ def run_both(algorithm_id, terms, **changes):
     return np.array(found), np.array(expected), x0
 
 
+NUMBERS = pytest.mark.numbers
 HOME = {"baseline": "regularizer"}  # every case; elsewhere those that mix most at once
 COMBINATIONS = [
-    (algorithm, terms, case)
+    pytest.param(algorithm, terms, case, marks=[] if terms == home or case != "steps" else NUMBERS)
     for algorithm in ALGORITHMS
+    for home in [HOME.get(algorithm, "two terms")]
     for terms in PROBLEMS
     for case in CASES
-    if terms == HOME.get(algorithm, "two terms") or case in ("steps", "all adaptive")
+    if terms == home or case in ("steps", "all adaptive")
 ]
 
 

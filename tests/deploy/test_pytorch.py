@@ -84,6 +84,7 @@ def deploy(kind, **given):
     return run(server.deployed(there, grid, config, Notes(), grid.clock), None, True, Notes())
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("algorithm", "changes"),
     [

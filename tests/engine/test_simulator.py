@@ -181,8 +181,15 @@ def test_a_long_round_tells_how_far_it_is():
     assert told == [(t, done / 5, f"{done} of 5 clients") for t in (0, 1) for done in (0, 2, 4, 5)]
 
 
-@pytest.mark.parametrize("devices", [1, 2])
-@pytest.mark.parametrize("name", ["pt", "2wgt", "1wgt", "oracle", "central", "pretrain"])
+@pytest.mark.parametrize(
+    ("name", "devices"),
+    [
+        *((name, 1) for name in ("pt", "2wgt", "1wgt", "oracle", "central", "pretrain")),
+        ("2wgt", 2),
+        *(pytest.param(name, 2, marks=pytest.mark.numbers)
+          for name in ("pt", "1wgt", "oracle", "central", "pretrain")),
+    ],
+)  # fmt: skip
 def test_the_server_tells_how_far_it_is(name, devices):
     s = settings(
         cohort_size=4, client_batch=4, cohort_chunk=2, rounds=2, local_steps=2,

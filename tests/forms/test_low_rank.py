@@ -34,7 +34,7 @@ def numpy_network(x, batch):
 
 
 @pytest.mark.parametrize("name", MIXED)
-@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("steps", [pytest.param(1, marks=pytest.mark.numbers), 3])
 def test_it_follows_the_reference(name, steps):
     p = problem()
     s = settings(local_steps=steps, first_layer="low-rank", pretrain_rounds=2)
@@ -55,7 +55,7 @@ def test_it_follows_the_reference(name, steps):
 @pytest.mark.parametrize(
     "variant",
     [
-        {"weighting": "uniform"},
+        pytest.param({"weighting": "uniform"}, marks=pytest.mark.numbers),
         {"weighting": "steps", "server_opt": "adam", "server_lr": 0.05},
         {"cohort_chunk": 2},
         {"devices": 2, "cohort_size": 6},

@@ -56,7 +56,7 @@ def test_sparse_is_dense(algorithm, variant):
 
 
 @pytest.mark.parametrize("terms", [p for p in PROBLEMS if p != "regularizer"])
-@pytest.mark.parametrize("algorithm", ["1wgt", "2wgt"])
+@pytest.mark.parametrize("algorithm", [pytest.param("1wgt", marks=pytest.mark.numbers), "2wgt"])
 def test_sparse_is_dense_on_other_problems(algorithm, terms):
     _, state, _ = trained(algorithm, terms)
     _, expected, _ = trained(algorithm, terms, tables="dense")

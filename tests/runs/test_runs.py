@@ -454,6 +454,7 @@ problem = dataclasses.replace(tiny_problem.problem, evaluate=evaluate)
 """
 
 
+@pytest.mark.system
 def test_ctrl_c_and_a_second_process(monkeypatch, capfd, tmp_path):
     """A process that waits in round 3 is disturbed by a second one, and then gets Ctrl-C."""
     (tmp_path / "waiting.py").write_text(WAITING)
