@@ -65,7 +65,14 @@ SYSTEM = {
 
 
 def pytest_collection_finish():
-    gc.freeze()  # half a million objects that stay: no need to look at them again and again
+    gc.freeze()  # the imported modules stay: no need to look at them at every collection
+
+
+@pytest.fixture(autouse=True, scope="module")
+def bounded_memory():
+    """JAX keeps every compiled program: gigabytes, by the end of a stage."""
+    yield
+    jax.clear_caches()
 
 
 def pytest_collection_modifyitems(items):
