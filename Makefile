@@ -46,7 +46,8 @@ nginx:
 # The stages are described in tests/conftest.py. The programs of `make test` are compiled without
 # optimizations, which saves more than half of its time; the other stages have those of users.
 PYTEST := $(BIN)/python -m pytest -q
-PARALLEL := -n 2 --dist worksteal
+WORKERS ?= 2
+PARALLEL = -n $(WORKERS) --dist worksteal
 OPTIMIZED := MIXFL_TESTS_OPTIMIZED=1
 NUMBERS := $(addprefix tests/,algorithms aggregation engine forms measure tasks theory)
 
