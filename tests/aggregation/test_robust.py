@@ -22,14 +22,14 @@ from mixfl.errors import MixflError
 
 ROBUST = ("median", "trimmed-mean", "krum")
 seeds = st.integers(0, 2**31)
-counts = st.sampled_from([1, 2, 3, 4, 7, 12])  # every other number is one more program
+counts = st.sampled_from([1, 2, 5, 12])  # of clients; each is compiled for itself
 
 
-@given(seed=seeds, clients=counts, bad=st.sampled_from([0, 1, 4]))
+@given(seed=seeds, clients=counts, bad=st.integers(0, 4))
 def test_the_median_is_numpys(seed, clients, bad):
     rng = np.random.default_rng(seed)
-    a = rng.normal(size=(clients + bad, 3, 2)).astype(np.float32)
-    good = rng.permutation(clients + bad) < clients
+    a = rng.normal(size=(clients, 3, 2)).astype(np.float32)
+    good = rng.permutation(clients) >= min(bad, clients - 1)
     a[~good] = rng.choice([np.nan, np.inf, 1e30])
     s = mixfl.Settings(aggregation="median")
     found = robust.center(s, {"w": jnp.asarray(a)}, jnp.asarray(good))["w"]
@@ -56,7 +56,7 @@ def slow_krum(a, bad):
     return np.sort(np.argsort(scores, kind="stable")[: n - bad])
 
 
-@given(seed=seeds, clients=st.sampled_from([5, 6, 9, 12]))
+@given(seed=seeds, clients=st.sampled_from([5, 8, 12]))
 def test_krum_takes_those_that_are_near_each_other(seed, clients):
     rng = np.random.default_rng(seed)
     a = rng.normal(size=(clients, 4))
