@@ -52,8 +52,8 @@ def run_both(algorithm_id, terms, **changes):
         algorithm_id, reference_terms(p), x0,
         reference.Settings(**given, pretrain_rounds=ROUNDS // 2), rounds,
     )  # fmt: skip
-    found = [flat(r.state.x) for r in simulator.rounds(state, 0, ROUNDS)]
-    return np.array(found), np.array(expected), x0
+    models = [flat(r.state.x) for r in simulator.rounds(state, 0, ROUNDS)]
+    return np.array(models), np.array(expected), x0
 
 
 NUMBERS = pytest.mark.numbers
@@ -71,11 +71,11 @@ COMBINATIONS = [
 @pytest.mark.parametrize(("algorithm", "terms", "case"), COMBINATIONS)
 def test_simulator_equals_reference(algorithm, terms, case):
     try:
-        found, expected, x0 = run_both(algorithm, terms, **CASES[case])
+        models, expected, x0 = run_both(algorithm, terms, **CASES[case])
     except MixflError as error:
         # Exactly the combinations that the design rules out may refuse.
         assert refuses(algorithm, terms), error
         return
     assert not refuses(algorithm, terms)
     assert np.abs(expected[-1] - x0).max() > 0.01  # it trained at all
-    np.testing.assert_allclose(found, expected, rtol=2e-4, atol=2e-5)
+    np.testing.assert_allclose(models, expected, rtol=2e-4, atol=2e-5)

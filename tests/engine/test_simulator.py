@@ -37,8 +37,8 @@ def memory(p, s, name):
         messages = program.begin(state, piece.drawn)
         empty = program.empty(messages, piece.clients, state.norms)
         lowered = program.accumulate.lower(empty, messages, piece.clients, state.norms)
-    found = lowered.compile().memory_analysis()
-    return found.argument_size_in_bytes + found.temp_size_in_bytes
+    sizes = lowered.compile().memory_analysis()
+    return sizes.argument_size_in_bytes + sizes.temp_size_in_bytes
 
 
 def test_memory_is_bounded_by_the_chunk_and_not_by_the_cohort():
@@ -203,10 +203,10 @@ def test_the_server_tells_how_far_it_is(name, devices):
     telling.within = lambda *progress: told.append(progress)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("mixfl.engine.simulator.LONG_ROUND", 2)
-        found = list(telling.rounds(telling.init(), 0, 2))[-1].state
-        jax.block_until_ready(found)
+        state = list(telling.rounds(telling.init(), 0, 2))[-1].state
+        jax.block_until_ready(state)
         jax.effects_barrier()
-    for a, b in zip(jax.tree.leaves(found.x), jax.tree.leaves(expected.x), strict=True):
+    for a, b in zip(jax.tree.leaves(state.x), jax.tree.leaves(expected.x), strict=True):
         np.testing.assert_array_equal(a, b)
     chunks = {"1wgt": 8, "oracle": 2 * 2 * 8}.get(name, 2 * 8)
     assert not telling.under_way

@@ -41,15 +41,15 @@ def test_bare_loops_agree_with_mixfl(task, tmp_path):
     folder = tmp_path / task
     workloads.write(tiny(task), folder, rounds=3)
     loops = [scan_worker.Engine(), scan_worker.Engine(rows=True)][: 2 if task == "movie" else 1]
-    found = []
+    models = []
     for engine in [mixfl_worker.Engine(), *loops]:
         engine.init(folder)
         engine.run(1)
         engine.run(1)
-        found.append(engine.parameters())
+        models.append(engine.parameters())
     start = protocol.Workload(folder).params
-    for other in found[1:]:
-        assert report.difference(found[0], other, start) < 1e-3
+    for other in models[1:]:
+        assert report.difference(models[0], other, start) < 1e-3
         assert report.difference(start, other, start) > 0.99  # and they moved
 
 
@@ -62,7 +62,7 @@ def test_agreement_is_judged_by_the_change():
 
 
 def test_ratio_and_layout_of_rows():
-    found = report.rows(
+    rows = report.rows(
         "smile",
         [
             measured("mixfl", [9, 10, 11, 30], flops=1e9, first_s=2.01),
@@ -73,7 +73,7 @@ def test_ratio_and_layout_of_rows():
         START,
         limit=1e12,
     )
-    mixfl, two_way, fedjax, pfl = found
+    mixfl, two_way, fedjax, pfl = rows
     assert mixfl["ratio_to"] == {"fedjax": 10.0}
     assert (mixfl["ms_median"], mixfl["share_of_limit"]) == (10.5, pytest.approx(0.095, abs=1e-3))
     assert mixfl["ms_spread"] == pytest.approx((15.75 - 9.75) / 2)
@@ -84,11 +84,11 @@ def test_ratio_and_layout_of_rows():
     assert pfl["ms_median"] is None
     assert "no wheel" in pfl["why_not"]
     keys = {"task", "engine", "algorithm", "ms_median", "ms_spread", "ratio_to", "share_of_limit"}
-    assert all(keys <= set(row) for row in json.loads(json.dumps(found)))
-    header, cells = report.table(found)
+    assert all(keys <= set(row) for row in json.loads(json.dumps(rows)))
+    header, cells = report.table(rows)
     assert all(len(line) == len(header) for line in cells)
     assert cells[0][header.index("x fedjax")] == "10"
-    assert any("no wheel" in line for line in report.notes(found))
+    assert any("no wheel" in line for line in report.notes(rows))
 
 
 def test_no_ratio_where_results_differ():
@@ -210,16 +210,16 @@ def test_plot(tmp_path):
 @pytest.mark.slow
 def test_trials_side_by_side_are_those_made_alone():
     """Every way of `benchmarks.trials` trains the same models."""
-    found = {}
+    by_way = {}
     for way in trials_worker.WAYS:
         engine = trials_worker.Engine("movie", "0,1", way)
         engine.init()
         engine.run(1)
         engine.run(1)
-        found[way] = [protocol.flat(model) for model in engine.models()]
+        by_way[way] = [protocol.flat(model) for model in engine.models()]
     start = protocol.flat(engine.simulators[0].init().x)
-    for way, models in found.items():
-        for model, alone in zip(models, found["alone"], strict=True):
+    for way, models in by_way.items():
+        for model, alone in zip(models, by_way["alone"], strict=True):
             assert report.difference(model, alone, start) < 1e-3, way
-    first, second = found["alone"]
+    first, second = by_way["alone"]
     assert report.difference(first, second, start) > 0.1

@@ -97,8 +97,8 @@ def simulate(problem, algorithm, **given):
     return mixfl.train(local, algorithm, devices=1, **(SETTINGS | given))
 
 
-def assert_same(found, expected, tolerance=1e-5):
-    for f, e in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+def assert_same(actual, expected, tolerance=1e-5):
+    for f, e in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(f, e, rtol=tolerance, atol=tolerance)
 
 

@@ -53,12 +53,12 @@ def trained(p, name, s):
 
 def agree(p, name, s, tolerance=1e-5):
     """Low-rank and plain; returns the first's simulator and last result."""
-    low, found = trained(p, name, dataclasses.replace(s, first_layer="low-rank"))
+    low, result = trained(p, name, dataclasses.replace(s, first_layer="low-rank"))
     plain, expected = trained(p, name, dataclasses.replace(s, first_layer="plain"))
     assert low.low_rank
     assert not plain.low_rank
-    for a, b in zip(*map(jax.tree.leaves, (found.state, expected.state)), strict=True):
+    for a, b in zip(*map(jax.tree.leaves, (result.state, expected.state)), strict=True):
         np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance * np.abs(b).max())
     for key in expected.info:
-        np.testing.assert_allclose(found.info[key], expected.info[key], rtol=1e-4)
-    return low, found
+        np.testing.assert_allclose(result.info[key], expected.info[key], rtol=1e-4)
+    return low, result

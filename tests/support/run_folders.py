@@ -80,9 +80,9 @@ def lines(out):
 
 def events(out) -> list:
     """(tag, round, value) as TensorBoard shows them."""
-    found = EventAccumulator(str(out / "tensorboard"), size_guidance={"scalars": 0}).Reload()
-    tags = found.Tags()["scalars"]
-    return sorted((tag, e.step, e.value) for tag in tags for e in found.Scalars(tag))
+    board = EventAccumulator(str(out / "tensorboard"), size_guidance={"scalars": 0}).Reload()
+    tags = board.Tags()["scalars"]
+    return sorted((tag, e.step, e.value) for tag in tags for e in board.Scalars(tag))
 
 
 def expected_events(rows) -> list:
@@ -114,9 +114,9 @@ def cli(monkeypatch, *arguments):
     return 0
 
 
-def assert_equal_trees(found, expected):
-    assert jax.tree.structure(found) == jax.tree.structure(expected)
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+def assert_equal_trees(actual, expected):
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
         assert a.dtype == b.dtype
         assert a.tobytes() == b.tobytes()
 

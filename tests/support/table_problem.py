@@ -78,8 +78,8 @@ def trained(algorithm, terms="regularizer", **changes):
     return sim, jax.tree.map(np.array, result.state), jax.tree.map(np.array, result.info)
 
 
-def assert_equal(found, expected, rtol=1e-5):
+def assert_equal(actual, expected, rtol=1e-5):
     """To `rtol` of each array's size."""
     for path, e in jax.tree_util.tree_leaves_with_path(expected):
-        (f,) = [leaf for p, leaf in jax.tree_util.tree_leaves_with_path(found) if p == path]
+        (f,) = [leaf for p, leaf in jax.tree_util.tree_leaves_with_path(actual) if p == path]
         np.testing.assert_allclose(f, e, rtol=rtol, atol=rtol * np.abs(e).max(), err_msg=str(path))
