@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo chromium nginx test test-system test-flower test-chaos test-all check lint bench bench-peers growth lock clean
+.PHONY: demo chromium nginx test test-system test-numbers test-flower test-chaos test-all check lint bench bench-peers growth lock clean
 
 # Installed once, and again when the project's files or the pinned versions change.
 .venv/ready: pyproject.toml constraints.txt
@@ -43,24 +43,36 @@ nginx:
 		echo "For the proxy's tests install nginx (Debian: sudo apt-get install nginx-light)"; \
 	fi
 
+# The stages are described in tests/conftest.py. The programs of `make test` are compiled without
+# optimizations, which saves more than half of its time; the other stages have those of users.
+PYTEST := $(BIN)/python -m pytest -q
+WORKERS ?= 2
+PARALLEL = -n $(WORKERS) --dist worksteal
+OPTIMIZED := MIXFL_TESTS_OPTIMIZED=1
+NUMBERS := $(addprefix tests/,algorithms aggregation engine forms measure tasks theory)
+
 test: .venv/complete
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'not slow and not flower and not system'
+	$(PYTEST) $(PARALLEL) -m 'not slow and not flower and not system and not numbers'
 
 # What kills processes, sweeps, distributes, opens browsers; CI runs it too.
 test-system: .venv/complete chromium
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'system and not slow and not flower'
+	$(OPTIMIZED) $(PYTEST) $(PARALLEL) -m 'system and not slow and not flower'
+
+# The tests of numbers, with XLA's optimizations and more combinations; CI runs it too.
+test-numbers: .venv/complete
+	$(OPTIMIZED) $(PYTEST) $(PARALLEL) $(NUMBERS) -m 'not slow and not flower and not system'
 
 # A SuperLink and three SuperNodes as real processes, one test at a time: they share the cores.
 test-flower: .venv/complete nginx
-	$(BIN)/python -m pytest -q -m 'flower and not slow'
+	$(OPTIMIZED) $(PYTEST) -m 'flower and not slow'
 
 # The same with everything killed, the SuperLink away and nodes that attack: a quarter of an hour.
 test-chaos: .venv/complete
-	$(BIN)/python -m pytest -q tests/deploy/test_chaos.py -m slow
+	$(OPTIMIZED) $(PYTEST) tests/deploy/test_chaos.py -m slow
 
 test-all: .venv/complete chromium nginx
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'not flower'
-	$(BIN)/python -m pytest -q -m flower
+	$(OPTIMIZED) $(PYTEST) $(PARALLEL) -m 'not flower'
+	$(OPTIMIZED) $(PYTEST) -m flower
 
 lint: .venv/complete
 	$(BIN)/ruff check .
@@ -68,7 +80,7 @@ lint: .venv/complete
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-check: lint test test-system
+check: lint test test-system test-numbers
 
 # Installs the peers in .bench, each in an environment of its own; what can't be is left out.
 bench: .venv/ready

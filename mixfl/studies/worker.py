@@ -39,7 +39,8 @@ def main() -> None:
     problems: dict = {}
     for line in sys.stdin:
         given = json.loads(line)
-        start_jax(given["keys"])  # until the first run, the number of devices can change
+        devices = given["keys"].get("devices", "auto")
+        prepare_process(devices if isinstance(devices, int) else "auto")  # until the first run
         answer(**make(given, problems, answer))
 
 

@@ -5,14 +5,13 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import layer_problem
 import numpy as np
 import problems
 import pytest
 import reference
-import test_low_rank
-import test_rows
-from problems import flat, reference_round, reference_terms, settings
-from test_against_reference import OPTIMIZERS, refuses
+import table_problem
+from problems import OPTIMIZERS, flat, louder, reference_round, reference_terms, refuses, settings
 
 import mixfl
 from mixfl.aggregation import clipping
@@ -24,17 +23,6 @@ from mixfl.engine import Simulator
 from mixfl.errors import MixflError
 
 CLIENTS = [name for name, recipe in ALGORITHMS.items() if "clip" in recipe.uses]
-LOUD = 30.0  # times the features of some clients
-
-
-def louder(clients: mixfl.ClientData, who=(3, 6)) -> mixfl.ClientData:
-    """Some clients' inputs are far larger than others', and their labels are wrong."""
-    columns = {k: np.array(v) for k, v in clients.examples.all().items()}
-    for i in who:
-        columns["x"][clients.rows(i)] *= LOUD
-        columns["y"][clients.rows(i)] *= -1
-    owner = np.concatenate([np.full(len(clients.rows(i)), i) for i in range(len(clients))])
-    return mixfl.ClientData.from_arrays(columns, client=owner)
 
 
 def loud_problem(terms="two terms") -> mixfl.Problem:
@@ -65,11 +53,14 @@ def expected(p, algorithm, s, simulator, **names):
     return np.array(reference.train(algorithm, reference_terms(p), x0, given, rounds))
 
 
+NUMBERS = pytest.mark.numbers
+SOME = ["2wgt", *(pytest.param(a, marks=NUMBERS) for a in ("fedavg", "1wgt"))]
 EVERYTHING = "two populations and a central term"
 CASES = [
     *((algorithm, "sgd", "two terms") for algorithm in CLIENTS if algorithm != "baseline"),
     ("baseline", "sgd", "regularizer"),
-    *((algorithm, "momentum", EVERYTHING) for algorithm in ("fedavg", "1wgt", "2wgt")),
+    ("2wgt", "momentum", EVERYTHING),
+    *(pytest.param(a, "momentum", EVERYTHING, marks=NUMBERS) for a in ("fedavg", "1wgt")),
     ("2wgt", "adam", "two terms"),
 ]
 
@@ -89,7 +80,7 @@ def test_it_follows_the_reference(algorithm, client_opt, terms):
         assert np.abs(without - found).max() > 0.1
 
 
-@pytest.mark.parametrize("value", [0.01, 0.05])
+@pytest.mark.parametrize("value", [0.01, pytest.param(0.05, marks=NUMBERS)])
 @pytest.mark.parametrize("algorithm", ["fedavg", "1wgt", "2wgt"])
 def test_a_number_is_the_limit(algorithm, value):
     p, s = problems.problem(), settings(clip=value)
@@ -100,7 +91,7 @@ def test_a_number_is_the_limit(algorithm, value):
 
 
 @pytest.mark.parametrize("changes", [{"cohort_chunk": 2}, {"devices": 2}, {"cohort_size": 6}])
-@pytest.mark.parametrize("algorithm", ["fedavg", "2wgt"])
+@pytest.mark.parametrize("algorithm", [pytest.param("fedavg", marks=NUMBERS), "2wgt"])
 def test_chunks_and_devices_clip_alike(algorithm, changes):
     p = loud_problem()
     s = settings(rounds=8, **changes)
@@ -115,27 +106,27 @@ def test_chunks_and_devices_clip_alike(algorithm, changes):
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)
 
 
-def test_low_rank_layers_are_clipped_alike():
-    p = test_low_rank.problem()
+@pytest.mark.parametrize("algorithm", SOME)
+def test_low_rank_layers_are_clipped_alike(algorithm):
+    p = layer_problem.problem()
     p = dataclasses.replace(
         p, terms=[dataclasses.replace(p.terms[0], clients=louder(p.terms[0].clients)), p.terms[1]]
     )
-    for algorithm in ("fedavg", "1wgt", "2wgt"):
-        s = settings(rounds=8, client_lr=0.5)
-        _, low = test_low_rank.agree(p, algorithm, s, tolerance=1e-4)
-        _, off = test_low_rank.trained(p, algorithm, dataclasses.replace(s, clip="off"))
-        assert np.abs(flat(low.state.x) - flat(off.state.x)).max() > 0.01
+    s = settings(rounds=8, client_lr=0.5)
+    _, low = layer_problem.agree(p, algorithm, s, tolerance=1e-4)
+    _, off = layer_problem.trained(p, algorithm, dataclasses.replace(s, clip="off"))
+    assert np.abs(flat(low.state.x) - flat(off.state.x)).max() > 0.01
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "1wgt", "2wgt"])
+@pytest.mark.parametrize("algorithm", SOME)
 @pytest.mark.parametrize("value", ["quantile", 0.02])
 def test_row_sparse_tables_are_clipped_alike(algorithm, value):
-    _, rows, info = test_rows.trained(algorithm, clip=value)
-    _, dense, _ = test_rows.trained(algorithm, clip=value, tables="dense")
-    test_rows.assert_equal(rows.x, dense.x, rtol=1e-4)
+    _, rows, info = table_problem.trained(algorithm, clip=value)
+    _, dense, _ = table_problem.trained(algorithm, clip=value, tables="dense")
+    table_problem.assert_equal(rows.x, dense.x, rtol=1e-4)
     if value != "quantile":
         assert info["clients/clipped"] > 0
-        _, off, _ = test_rows.trained(algorithm, clip="off")
+        _, off, _ = table_problem.trained(algorithm, clip="off")
         assert np.abs(off.x["dense"] - rows.x["dense"]).max() > 0.01
 
 

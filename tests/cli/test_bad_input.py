@@ -489,6 +489,7 @@ main()
 """
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(("every", "what"), [(2, "checkpoint of round 2"), (9, "metrics.jsonl")])
 def test_disk_full_in_a_process(every, what, mixfl_command, folder):
     """Errors of the system itself, in Orbax's threads too."""

@@ -109,6 +109,7 @@ def test_a_second_run_compiles_nothing(tmp_path):
     assert programs(tmp_path) == first
 
 
+@pytest.mark.system
 def test_damaged_programs_are_replaced_without_a_word(tmp_path):
     env = {"XDG_CACHE_HOME": str(tmp_path)}
     first = mixfl(*RUN, tmp_path / "a", env=env)

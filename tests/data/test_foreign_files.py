@@ -16,10 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from PIL import Image
-from test_formats import (
+from format_files import (
     MUTATION,
     a_store_or_an_error,
     fails,
@@ -32,6 +29,9 @@ from test_formats import (
     tff,
     write,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
 
 import mixfl
 from mixfl.cli.data import data as data_command

@@ -10,6 +10,7 @@ import tracemalloc
 import httpx
 import numpy as np
 import pytest
+from deployed import SETTINGS, Notes, assert_same, deploy, placed
 from flower_grid import InProcess, hang
 from flower_superlink import (
     SuperLink,
@@ -30,7 +31,6 @@ from flwr.supercore.inflatable.inflatable_object import get_object_id, get_objec
 from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_flower import SETTINGS, Notes, assert_same, deploy, placed
 
 import mixfl
 import mixfl.flower

@@ -3,9 +3,9 @@
 import jax
 import numpy as np
 import pytest
+from deployed import SETTINGS, assert_same, deploy, simulate
 from flower_grid import changed
 from flwr.app import ArrayRecord
-from test_flower import SETTINGS, assert_same, deploy, simulate
 
 from mixfl.deploy.flower import messages
 

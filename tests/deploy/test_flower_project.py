@@ -221,6 +221,7 @@ def test_containers(tmp_path):
     assert not any("key" in line for line in ignored)
 
 
+@pytest.mark.system
 def test_a_killed_watcher_is_replaced(tmp_path):
     """By the loop of supernode.sh, until the SuperNode ends; it is a sleeping stand-in here."""
     project = tmp_path / "project"
@@ -256,6 +257,7 @@ def until(true, seconds: float = 60) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.system
 def test_a_watcher_ends_with_its_node():
     mixfl_ = Path(sys.executable).parent / "mixfl"
     node = subprocess.Popen(["sleep", "1000"])
@@ -273,6 +275,7 @@ def test_a_watcher_ends_with_its_node():
         watcher.wait()
 
 
+@pytest.mark.system
 def test_a_worker_that_hangs_is_ended():
     """By a signal of the kernel's, three times the round's deadline after the message came."""
     program = """

@@ -4,9 +4,9 @@ import json
 
 import numpy as np
 import pytest
+from deployed import SETTINGS, deploy, placed
 from flower_grid import FIRST_NODE, InProcess, hang, late
 from flower_superlink import honest
-from test_flower import SETTINGS, deploy, placed
 
 import mixfl
 import mixfl.flower

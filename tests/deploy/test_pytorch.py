@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from deployed import ADAM, SETTINGS, Notes, assert_same, at_nodes
 from flower_grid import InProcess
-from test_flower import ADAM, SETTINGS, Notes, assert_same, at_nodes
 from torch import nn
 
 import mixfl
@@ -84,6 +84,7 @@ def deploy(kind, **given):
     return run(server.deployed(there, grid, config, Notes(), grid.clock), None, True, Notes())
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("algorithm", "changes"),
     [

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
+from layer_problem import WIDTH, agree, init, network, problem, trained
 from problems import DIM, examples, flat, reference_round, settings
 
 import mixfl
@@ -16,14 +17,7 @@ from mixfl.engine import Simulator
 from mixfl.engine.summing import group_size
 from mixfl.forms import low_rank as lowrank
 
-WIDTH = 4
 MIXED = ("fedavg", "pt", "1wgt", "2wgt", "pretrain")
-
-
-def network(params, batch):
-    """A hidden layer on the raw inputs; per-example logistic loss, y in {-1, 1}."""
-    hidden = jnp.tanh(batch["x"] @ params["hidden"]["w"] + params["hidden"]["b"])
-    return jnp.logaddexp(0.0, -batch["y"] * (hidden @ params["out"]))
 
 
 def numpy_network(x, batch):
@@ -39,52 +33,8 @@ def numpy_network(x, batch):
     )
 
 
-def init(key):
-    first, second = jax.random.split(key)
-    return {
-        "hidden": {
-            "b": jnp.zeros(WIDTH), "w": 0.5 * jax.random.normal(first, (DIM, WIDTH))
-        },
-        "out": jax.random.normal(second, (WIDTH,)),
-    }  # fmt: skip
-
-
-def people(seed=1, sizes=(1, 3, 4, 5, 8, 9, 12, 2)):
-    data = examples(seed, sum(sizes), 0.3)
-    return mixfl.ClientData.from_arrays(data, client=np.repeat(np.arange(len(sizes)), sizes))
-
-
-def problem(loss=network, start=init, **more):
-    return mixfl.Problem(
-        start,
-        [
-            mixfl.Federated(loss, people(), 0.7, **more),
-            mixfl.Central(loss, examples(2, 40, -0.5), 0.4),
-        ],
-    )
-
-
-def trained(p, name, s):
-    simulator = Simulator(p, ALGORITHMS[name].build(p, s), s)
-    *_, last = simulator.rounds(simulator.init(), 0, s.rounds)
-    return simulator, last
-
-
-def agree(p, name, s, tolerance=1e-5):
-    """Low-rank and plain; returns the first's simulator and last result."""
-    low, found = trained(p, name, dataclasses.replace(s, first_layer="low-rank"))
-    plain, expected = trained(p, name, dataclasses.replace(s, first_layer="plain"))
-    assert low.forms.low_rank
-    assert not plain.forms.low_rank
-    for a, b in zip(*map(jax.tree.leaves, (found.state, expected.state)), strict=True):
-        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance * np.abs(b).max())
-    for key in expected.info:
-        np.testing.assert_allclose(found.info[key], expected.info[key], rtol=1e-4)
-    return low, found
-
-
 @pytest.mark.parametrize("name", MIXED)
-@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("steps", [pytest.param(1, marks=pytest.mark.numbers), 3])
 def test_it_follows_the_reference(name, steps):
     p = problem()
     s = settings(local_steps=steps, first_layer="low-rank", pretrain_rounds=2)
@@ -105,7 +55,7 @@ def test_it_follows_the_reference(name, steps):
 @pytest.mark.parametrize(
     "variant",
     [
-        {"weighting": "uniform"},
+        pytest.param({"weighting": "uniform"}, marks=pytest.mark.numbers),
         {"weighting": "steps", "server_opt": "adam", "server_lr": 0.05},
         {"cohort_chunk": 2},
         {"devices": 2, "cohort_size": 6},

@@ -19,8 +19,13 @@ def findings(terms, init=None):
 
 
 @pytest.mark.parametrize(
-    "terms", ["two terms", "regularizer", "two populations and a central term"]
-)
+    "terms",
+    [
+        "two terms",
+        *(pytest.param(terms, marks=pytest.mark.numbers)
+          for terms in ("regularizer", "two populations and a central term")),
+    ],
+)  # fmt: skip
 def test_sound_problems_pass_every_identity(terms):
     found = list(check_problem(problem(terms), settings()))
     assert all(f.good for f in found), [str(f) for f in found]

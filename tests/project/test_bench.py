@@ -41,15 +41,15 @@ def test_bare_loops_agree_with_mixfl(task, tmp_path):
     folder = tmp_path / task
     workloads.write(tiny(task), folder, rounds=3)
     loops = [scan_worker.Engine(), scan_worker.Engine(rows=True)][: 2 if task == "movie" else 1]
-    found = []
+    models = []
     for engine in [mixfl_worker.Engine(), *loops]:
         engine.init(folder)
         engine.run(1)
         engine.run(1)
-        found.append(engine.parameters())
+        models.append(engine.parameters())
     start = protocol.Workload(folder).params
-    for other in found[1:]:
-        assert report.difference(found[0], other, start) < 1e-3
+    for other in models[1:]:
+        assert report.difference(models[0], other, start) < 1e-3
         assert report.difference(start, other, start) > 0.99  # and they moved
 
 
@@ -62,7 +62,7 @@ def test_agreement_is_judged_by_the_change():
 
 
 def test_ratio_and_layout_of_rows():
-    found = report.rows(
+    rows = report.rows(
         "smile",
         [
             measured("mixfl", [9, 10, 11, 30], flops=1e9, first_s=2.01),
@@ -73,7 +73,7 @@ def test_ratio_and_layout_of_rows():
         START,
         limit=1e12,
     )
-    mixfl, two_way, fedjax, pfl = found
+    mixfl, two_way, fedjax, pfl = rows
     assert mixfl["ratio_to"] == {"fedjax": 10.0}
     assert (mixfl["ms_median"], mixfl["share_of_limit"]) == (10.5, pytest.approx(0.095, abs=1e-3))
     assert mixfl["ms_spread"] == pytest.approx((15.75 - 9.75) / 2)
@@ -84,11 +84,11 @@ def test_ratio_and_layout_of_rows():
     assert pfl["ms_median"] is None
     assert "no wheel" in pfl["why_not"]
     keys = {"task", "engine", "algorithm", "ms_median", "ms_spread", "ratio_to", "share_of_limit"}
-    assert all(keys <= set(row) for row in json.loads(json.dumps(found)))
-    header, cells = report.table(found)
+    assert all(keys <= set(row) for row in json.loads(json.dumps(rows)))
+    header, cells = report.table(rows)
     assert all(len(line) == len(header) for line in cells)
     assert cells[0][header.index("x fedjax")] == "10"
-    assert any("no wheel" in line for line in report.notes(found))
+    assert any("no wheel" in line for line in report.notes(rows))
 
 
 def test_no_ratio_where_results_differ():
@@ -118,13 +118,18 @@ def test_growth_changes_one_number(task):
 
 
 WORKER = """
+import time
 import numpy as np
 from benchmarks.peers import protocol
+now = 0.0
+time.perf_counter = lambda: now
 class Engine:
     def init(self, folder): print("noise"); self.n = 0
     def run(self, rounds):
         if rounds > 5: raise ValueError("too many")
         if rounds == 0: raise SystemExit("gone")
+        global now
+        now += 1.5 * rounds
         self.n += rounds
     def parameters(self): return {"n": np.array(self.n)}
 protocol.serve(Engine())
@@ -135,7 +140,7 @@ def test_worker_answers_and_tells_what_went_wrong():
     worker = Worker([sys.executable, "-c", WORKER])
     try:
         worker.ask("init", folder="")
-        assert worker.run(2) >= 0
+        assert worker.run(2) == 3.0  # by its clock
         with pytest.raises(WorkerFailed, match="too many"):
             worker.run(6)
         assert worker.parameters()["n"] == 2
@@ -160,23 +165,30 @@ def ticks(monkeypatch, *states):
 
 
 @pytest.mark.parametrize(
-    ("own", "share"),
+    ("own", "worker", "share"),
     [
-        ((0, 0), 0.5),  # 30 user, 10 system, 6 interrupts, 4 stolen of 100; 45 idle, 5 waiting
-        ((100, 120), 0.3),
-        ((100, 150), 0.0),
-        ((100, 160), 0.0),  # ticks are counted at different moments
+        ((0, 0), (0, 0), 0.5),  # 30 user, 10 system, 6 interrupts, 4 stolen; 45 idle, 5 waiting
+        ((100, 120), (0, 0), 0.3),
+        ((100, 120), (7, 17), 0.2),
+        ((100, 150), (0, 0), 0.0),
+        ((100, 160), (0, 0), 0.0),  # ticks are counted at different moments
     ],
 )
-def test_load_of_others_is_what_is_busy_without_us(monkeypatch, own, share):
-    counted = iter(own)
-    monkeypatch.setattr(engines, "_ticks", lambda pid: next(counted) if pid == os.getpid() else 0)
-    monkeypatch.setattr(engines, "tagged", lambda tag: [])
+def test_load_of_others_is_what_is_busy_without_us(monkeypatch, own, worker, share):
+    counted = {os.getpid(): iter(own), -1: iter(worker)}
+    monkeypatch.setattr(engines, "_ticks", lambda pid: next(counted[pid]))
+    monkeypatch.setattr(engines, "tagged", lambda tag: [-1])
     before = np.array([1000, 10, 300, 5000, 70, 5, 6, 8])
     ticks(monkeypatch, before, before + [28, 2, 10, 45, 5, 2, 4, 4])
     with OutsideLoad() as load:
         pass
     assert load.share == pytest.approx(share)
+
+
+def test_ticks_are_of_user_and_system_and_of_ended_children(monkeypatch):
+    line = "77 (a (b) c) S " + " ".join(["1"] * 10) + " 100 20 3000 400 " + " ".join(["1"] * 30)
+    monkeypatch.setattr(Path, "read_text", lambda path: line)
+    assert engines._ticks(77) == 3520
 
 
 def test_own_ticks_are_the_processor_time_of_the_process():
@@ -198,16 +210,16 @@ def test_plot(tmp_path):
 @pytest.mark.slow
 def test_trials_side_by_side_are_those_made_alone():
     """Every way of `benchmarks.trials` trains the same models."""
-    found = {}
+    by_way = {}
     for way in trials_worker.WAYS:
         engine = trials_worker.Engine("movie", "0,1", way)
         engine.init()
         engine.run(1)
         engine.run(1)
-        found[way] = [protocol.flat(model) for model in engine.models()]
+        by_way[way] = [protocol.flat(model) for model in engine.models()]
     start = protocol.flat(engine.simulators[0].init().x)
-    for way, models in found.items():
-        for model, alone in zip(models, found["alone"], strict=True):
+    for way, models in by_way.items():
+        for model, alone in zip(models, by_way["alone"], strict=True):
             assert report.difference(model, alone, start) < 1e-3, way
-    first, second = found["alone"]
+    first, second = by_way["alone"]
     assert report.difference(first, second, start) > 0.1

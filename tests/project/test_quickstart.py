@@ -45,4 +45,7 @@ def test_every_command_of_the_readme_takes_the_saved_file(tmp_path, monkeypatch,
     assert Path("runs/diagnose-mine/diagnosis.html").exists()
     assert Path("runs/mine/model.safetensors").exists()
     assert Path("runs/compare-mine/comparison.png").read_bytes().startswith(b"\x89PNG")
-    assert "All" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "All" in shown
+    for words in ("Use ", "Why", "central_batch", "downloads", "What would change this"):
+        assert words in shown  # diagnose's

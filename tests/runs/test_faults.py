@@ -9,12 +9,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import deployed
+import flower_grid
 import jax
 import numpy as np
 import pytest
-import test_flower
 import tiny_problem
-from test_runs import (
+from run_folders import (
     ROUNDS,
     after_round,
     array_files,
@@ -25,6 +26,7 @@ from test_runs import (
     events,
     expected_events,
     flip,
+    kept,
     lines,
     timeless,
     train,
@@ -59,12 +61,6 @@ def stopped(tmp_path):
     out = tmp_path / "run"
     train_until("2wgt", out, at=7)
     return out
-
-
-def kept(out) -> dict:
-    """What must not be lost."""
-    files = [p for p in (out / "checkpoints").rglob("*") if p.is_file()]
-    return {p.relative_to(out): p.read_bytes() for p in [*files, out / "metrics.jsonl"]}
 
 
 def status(out) -> dict:
@@ -105,7 +101,7 @@ FEW_FILES = """
 import resource, sys
 from pathlib import Path
 sys.path[:0] = sys.argv[2:]
-from test_faults import MixflError, kept, train
+from run_folders import MixflError, kept, train
 
 out, failed = Path(sys.argv[1]), 0
 before = kept(out)
@@ -128,9 +124,7 @@ print(failed)
 
 def test_nothing_is_lost_where_few_files_may_be_open(whole, stopped):
     """The system's own errors, wherever they come: at the lock, at the metrics, within Orbax."""
-    folders = [Path(m.__file__).parent for m in (tiny_problem, test_flower)]
-    paths = [str(p) for p in (Path(__file__).parent, *folders, ROOT, *map(Path, sys.path))]
-    code = [sys.executable, "-c", FEW_FILES, str(stopped), *paths]
+    code = [sys.executable, "-c", FEW_FILES, str(stopped), str(TINY.parent), str(ROOT)]
     ended = subprocess.run(code, capture_output=True, text=True, env=TWO_DEVICES)
     assert ended.returncode == 0, ended.stderr
     assert int(ended.stdout) > 0
@@ -416,7 +410,7 @@ def test_a_run_that_dies_at_its_beginning_has_failed(stopped, monkeypatch):
 
 def gone(*rounds) -> dict:
     """Clients that hang in these rounds, counted from 1."""
-    return {(str(t - 1), i): test_flower.hang for t in rounds for i in range(4)}
+    return {(str(t - 1), i): flower_grid.hang for t in rounds for i in range(4)}
 
 
 def test_a_run_whose_last_rounds_were_skipped_has_failed_and_makes_them_again(tmp_path):
@@ -424,12 +418,12 @@ def test_a_run_whose_last_rounds_were_skipped_has_failed_and_makes_them_again(tm
     out = tmp_path / "run"
     for _ in range(2):
         with pytest.raises(MixflError, match=r"rounds 4 to 12 were skipped.*from round 3"):
-            test_flower.deploy(out=out, faults=gone(*range(4, 13)), **keys)
+            deployed.deploy(out=out, faults=gone(*range(4, 13)), **keys)
         assert (status(out)["status"], status(out)["round"]) == ("failed", 12)
         assert not (out / "model.safetensors").exists()
-    _, _, said = test_flower.deploy(out=out, **keys)
+    _, _, said = deployed.deploy(out=out, **keys)
     assert "going on from the checkpoint of round 3" in said
-    test_flower.deploy(out=tmp_path / "whole", **keys)
+    deployed.deploy(out=tmp_path / "whole", **keys)
     model = (tmp_path / "whole" / "model.safetensors").read_bytes()
     assert (out / "model.safetensors").read_bytes() == model
     assert [row["round"] for row in lines(out)] == [r["round"] for r in lines(tmp_path / "whole")]
@@ -439,13 +433,13 @@ def test_a_run_that_failed_by_skipped_rounds_may_die_before_it_saves_again(tmp_p
     keys, out = dict(rounds=12, checkpoint_every=5), tmp_path / "run"
     for _ in range(2):
         with pytest.raises(MixflError, match=r"rounds 4 to 12 were skipped.*from round 3"):
-            test_flower.deploy(out=out, faults=gone(*range(4, 13)), **keys)
+            deployed.deploy(out=out, faults=gone(*range(4, 13)), **keys)
         with monkeypatch.context() as patched:
-            patched.setattr(test_flower.engine.DeployedEngine, "_round", dies)
+            patched.setattr(DeployedEngine, "_round", dies)
             with pytest.raises(RuntimeError):
-                test_flower.deploy(out=out, **keys)
+                deployed.deploy(out=out, **keys)
         assert [p.name for p in (out / "checkpoints").iterdir()] == ["3"]
-    _, _, said = test_flower.deploy(out=out, **keys)
+    _, _, said = deployed.deploy(out=out, **keys)
     assert "going on from the checkpoint of round 3" in said
     assert status(out)["status"] == "finished"
 
@@ -455,15 +449,15 @@ def dies(*_):
 
 
 def test_a_few_skipped_rounds_at_the_end_are_told(tmp_path):
-    _, _, said = test_flower.deploy(out=tmp_path / "run", rounds=5, faults=gone(4, 5))
+    _, _, said = deployed.deploy(out=tmp_path / "run", rounds=5, faults=gone(4, 5))
     assert "rounds 4 to 5 were skipped: the model is that of round 3" in said
     assert status(tmp_path / "run")["status"] == "finished"
 
 
 def test_a_run_of_nothing_but_skipped_rounds_has_failed(tmp_path):
     with pytest.raises(MixflError, match="round 1 was skipped"):
-        test_flower.deploy(out=tmp_path / "run", rounds=1, faults=gone(1))
-    test_flower.deploy(out=tmp_path / "run", rounds=1)
+        deployed.deploy(out=tmp_path / "run", rounds=1, faults=gone(1))
+    deployed.deploy(out=tmp_path / "run", rounds=1)
     assert status(tmp_path / "run")["status"] == "finished"
 
 
@@ -543,7 +537,7 @@ def test_of_large_data_a_part_is_looked_at(monkeypatch):
     assert max(seen) <= 100 // problem.terms[0].examples.example_bytes
     assert origin.data(problem) == first
     assert first.keys() == {"federated", "central"}
-    assert origin.data(test_flower.placed("two terms")[0]).keys() == {"central"}
+    assert origin.data(deployed.placed("two terms")[0]).keys() == {"central"}
 
 
 # A full disk, a real one

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import tomli_w
-from test_runs import TINY, assert_same, cli, lines, train, train_until
+from run_folders import TINY, assert_same, cli, lines, train, train_until
 
 import mixfl
 from mixfl.data.store import FORMAT, StoreWriter

@@ -16,113 +16,39 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import tiny_problem
+from run_folders import (
+    ROUNDS,
+    TINY,
+    StopError,
+    adaptive,
+    after_round,
+    array_files,
+    assert_equal_trees,
+    assert_same,
+    cli,
+    evaluating,
+    events,
+    expected_events,
+    flip,
+    lines,
+    snapshot,
+    stopping,
+    timeless,
+    train,
+    train_until,
+    truncate,
+)
 from safetensors.numpy import load_file
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import mixfl
 from mixfl.algorithms import ALGORITHMS
-from mixfl.cli import main
 from mixfl.engine import Simulator
 from mixfl.errors import Interrupted, MixflError
 from mixfl.runs import reading
 from mixfl.runs.checkpoint import KEEP, Checkpoints
 from mixfl.runs.loop import Loop
 
-TINY = Path(tiny_problem.__file__)
-ROUNDS = 7
 TIMEOUT = 300  # seconds; only against hanging
-# Optimizers with a state wherever the algorithm has one.
-ADAPTIVE = dict(
-    client_opt="sgd(momentum=0.9)", server_opt="adam", server_lr=0.05, central_opt="adam",
-    central_lr=0.02, merge_opt="sgd(momentum=0.5)",
-)  # fmt: skip
-
-
-class StopError(MixflError):
-    """Stands for a process that ends in the middle of a run."""
-
-
-def problem_of(algorithm):
-    return tiny_problem.regularized if algorithm == "baseline" else tiny_problem.problem
-
-
-def adaptive(algorithm) -> dict:
-    return {k: v for k, v in ADAPTIVE.items() if k in ALGORITHMS[algorithm].uses}
-
-
-def train(algorithm, out, problem=None, **changes):
-    settings = {"rounds": ROUNDS, "checkpoint_every": 2, **adaptive(algorithm), **changes}
-    return mixfl.train(problem or problem_of(algorithm), algorithm, out=out, **settings)
-
-
-def evaluating(algorithm, action):
-    """The problem, with `action(n)` called before its n-th evaluation (0: before the run)."""
-    problem, calls = problem_of(algorithm), iter(range(1000))
-
-    def evaluate(params):
-        action(next(calls))
-        return problem.evaluate(params)
-
-    return dataclasses.replace(problem, evaluate=evaluate)
-
-
-def stopping(algorithm, at):
-    def action(n):
-        if n == at:
-            raise StopError("stopped")
-
-    return evaluating(algorithm, action)
-
-
-def train_until(algorithm, out, at, **changes):
-    with pytest.raises(StopError):
-        train(algorithm, out, stopping(algorithm, at), **changes)
-
-
-def timeless(rows):
-    return [{k: v for k, v in row.items() if not k.startswith("time/")} for row in rows]
-
-
-def lines(out):
-    text = (out / "metrics.jsonl").read_text()
-    assert text.endswith("\n")
-    return [json.loads(line) for line in text.splitlines()]
-
-
-def events(out) -> list:
-    """(tag, round, value) as TensorBoard shows them."""
-    found = EventAccumulator(str(out / "tensorboard"), size_guidance={"scalars": 0}).Reload()
-    tags = found.Tags()["scalars"]
-    return sorted((tag, e.step, e.value) for tag in tags for e in found.Scalars(tag))
-
-
-def expected_events(rows) -> list:
-    return sorted(
-        (k, row["round"], float(np.float32(v)))
-        for row in rows
-        for k, v in row.items()
-        if k != "round"
-    )
-
-
-def assert_same(out, other):
-    """Two folders hold the same run: model bytes and metrics, times aside."""
-    assert (out / "model.safetensors").read_bytes() == (other / "model.safetensors").read_bytes()
-    assert timeless(lines(out)) == timeless(lines(other))
-
-
-def snapshot(out) -> dict:
-    return {p: (p.stat().st_mtime_ns, p.read_bytes()) for p in out.rglob("*") if p.is_file()}
-
-
-def cli(monkeypatch, *arguments):
-    """The command line, in this process: its exit code."""
-    monkeypatch.setattr(sys, "argv", ["mixfl", *map(str, arguments)])
-    try:
-        main()
-    except SystemExit as stop:
-        return stop.code
-    return 0
 
 
 @pytest.fixture(scope="module")
@@ -244,13 +170,6 @@ def train_on(params, out):
 
     problem = mixfl.Problem(lambda key: params, [mixfl.Central(distance)])
     return mixfl.train(problem, "central", out=out, rounds=1, local_steps=1).params
-
-
-def assert_equal_trees(found, expected):
-    assert jax.tree.structure(found) == jax.tree.structure(expected)
-    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
-        assert a.dtype == b.dtype
-        assert a.tobytes() == b.tobytes()
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -385,18 +304,6 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path, capsys):
 
 
 # Signals and other processes
-
-
-def after_round(monkeypatch, round, action):
-    """Calls `action` in the main thread, once a round is done and before it is evaluated."""
-    check = Loop._check
-
-    def acting(self, result):
-        check(self, result)
-        if result.round == round:
-            action()
-
-    monkeypatch.setattr(Loop, "_check", acting)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -547,6 +454,7 @@ problem = dataclasses.replace(tiny_problem.problem, evaluate=evaluate)
 """
 
 
+@pytest.mark.system
 def test_ctrl_c_and_a_second_process(monkeypatch, capfd, tmp_path):
     """A process that waits in round 3 is disturbed by a second one, and then gets Ctrl-C."""
     (tmp_path / "waiting.py").write_text(WAITING)
@@ -578,20 +486,6 @@ def test_ctrl_c_and_a_second_process(monkeypatch, capfd, tmp_path):
 
 
 # Damage
-
-
-def truncate(file):
-    os.truncate(file, file.stat().st_size // 2)
-
-
-def flip(file, at=None):
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2 if at is None else at] ^= 1
-    file.write_bytes(content)
-
-
-def array_files(checkpoint):
-    return sorted(p for p in checkpoint.glob("state/**/d/*") if p.is_file())
 
 
 @pytest.mark.parametrize("damage", [truncate, flip, Path.unlink])

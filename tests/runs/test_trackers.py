@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import tiny_problem
 from mlflow import MlflowClient
-from test_runs import TINY, StopError, after_round, cli, lines, snapshot
+from run_folders import TINY, StopError, after_round, cli, lines, snapshot
 
 import mixfl
 from mixfl.errors import Interrupted, MixflError

@@ -103,9 +103,9 @@ class InProcess(Grid):
                 return failed(message, ErrorCode.CLIENT_APP_RAISED_EXCEPTION, repr(error))
 
         fault = self.faults.get((message.metadata.group_id, place), on_time)
-        found = fault(message, reply)
+        replies = fault(message, reply)
         self.under_way[message.metadata.message_id] = [
-            (self.clock.monotonic() + s, r) for s, r in found
+            (self.clock.monotonic() + s, r) for s, r in replies
         ]
 
 

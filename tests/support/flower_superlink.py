@@ -75,12 +75,12 @@ class SuperLink:
         run = self.state.create_run(
             "id", "1", "hash", {}, NOOP_FEDERATION_ID, None, NOOP_FLWR_AID, TaskType.SERVER_APP
         )
-        (found,) = self.state.get_run_info(run_ids=[run])
-        self.state.claim_task(found.primary_task_id)
-        assert self.state.activate_task(found.primary_task_id)
+        (info,) = self.state.get_run_info(run_ids=[run])
+        self.state.claim_task(info.primary_task_id)
+        assert self.state.activate_task(info.primary_task_id)
         TaskIdentity.run_id, TaskIdentity.node_id = run, SUPERLINK_NODE_ID
-        TaskIdentity.task_id = found.primary_task_id
-        return found
+        TaskIdentity.task_id = info.primary_task_id
+        return info
 
     def link(self) -> RuntimeLink:
         grid = HttpGrid(token="none")

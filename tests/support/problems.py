@@ -123,3 +123,31 @@ def reference_round(feeder: Feeder, algorithm, t: int, s: mixfl.Settings) -> ref
 
 def flat(params) -> np.ndarray:
     return np.asarray(ravel_pytree(params)[0])
+
+
+LOUD = 30.0  # times the features of some clients
+
+
+def louder(clients: mixfl.ClientData, who=(3, 6)) -> mixfl.ClientData:
+    """Some clients' inputs are far larger than others', and their labels are wrong."""
+    columns = {k: np.array(v) for k, v in clients.examples.all().items()}
+    for i in who:
+        columns["x"][clients.rows(i)] *= LOUD
+        columns["y"][clients.rows(i)] *= -1
+    owner = np.concatenate([np.full(len(clients.rows(i)), i) for i in range(len(clients))])
+    return mixfl.ClientData.from_arrays(columns, client=owner)
+
+
+OPTIMIZERS = {"sgd": "sgd", "momentum": "sgd(momentum=0.9)", "adam": "adam"}
+
+
+def refuses(algorithm, terms) -> bool:
+    regularizer = terms == "regularizer"
+    no_central = terms == "two populations"
+    return {
+        "1wgt": no_central,
+        "central": no_central,
+        "pretrain": no_central,
+        "baseline": not regularizer,
+        "example-transfer": regularizer or no_central or terms.startswith("population and two"),
+    }.get(algorithm, False)
