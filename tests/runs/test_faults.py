@@ -35,6 +35,7 @@ from run_folders import (
 )
 
 import mixfl
+from mixfl.deploy.flower.engine import DeployedEngine
 from mixfl.errors import MixflError
 from mixfl.runs import checkpoint, manifest, orbax, origin
 from mixfl.runs.alarm import jumped
