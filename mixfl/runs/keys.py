@@ -49,11 +49,12 @@ def merged(
 
 
 def settings_of(
-    problem: Problem, recipe: Recipe, keys: Mapping[str, Any]
+    problem: Problem, recipe: Recipe, keys: Mapping[str, Any], defaults: Mapping[str, Any] = NONE
 ) -> tuple[Problem, Settings]:
-    """The settings of a run with these keys, and the problem with the weights that they set."""
+    """The settings of a run with these keys, and the problem with the weights that they set.
+    `defaults` are other ones than a key's own."""
     check_keys(problem.settings, valid=KEYS)
-    keys = {**problem.settings, **keys}
+    keys = {**defaults, **problem.settings, **keys}
     s = Settings(**{k: v for k, v in keys.items() if k in KEYS and k in recipe.uses})
     return problem.weighted(s.w_f, s.w_c), s
 

@@ -171,7 +171,7 @@ def test_there_is_a_message_per_population_and_sums_have_the_shape_of_the_model(
         assert isinstance(upload, Upload)
         sums = jax.eval_shape(algorithm.summand, upload)
         assert isinstance(sums, Sums)
-        assert shapes(sums.weighted) == shapes(upload.delta) == shapes(message.x) == shapes(state.x)
+        assert shapes(sums.weighted) == shapes(upload.own) == shapes(message.x) == shapes(state.x)
         for number in (sums.weight, sums.steps, sums.loss, sums.clients):
             assert number.shape == ()
 
@@ -321,7 +321,7 @@ def test_clients_go_through_a_fresh_permutation_each_round():
     cohorts, orders = set(), [[] for _ in sizes]
     for t in range(8):
         (piece,) = feeder.pieces(ALGORITHMS["fedavg"].build(p, s), t)
-        found, mask = piece.clients[0].batches
+        found, mask, _ = piece.clients[0].batches
         chosen = [owner[row] for row in found["row"][:, 0, 0]]
         assert len(set(chosen)) == 4  # nobody twice
         cohorts.add(tuple(sorted(chosen)))

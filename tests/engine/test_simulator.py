@@ -35,8 +35,8 @@ def memory(p, s, name):
         lowered = program.whole.lower(state, piece.drawn, piece.clients)
     else:
         messages = program.begin(state, piece.drawn)
-        empty = program.empty(messages, piece.clients, state.norms)
-        lowered = program.accumulate.lower(empty, messages, piece.clients, state.norms)
+        empty = program.empty(messages, piece.clients, state.aggregation)
+        lowered = program.accumulate.lower(empty, messages, piece.clients, state.aggregation)
     sizes = lowered.compile().memory_analysis()
     return sizes.argument_size_in_bytes + sizes.temp_size_in_bytes
 

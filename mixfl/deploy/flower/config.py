@@ -15,6 +15,7 @@ from mixfl.algorithms import recipe
 from mixfl.algorithms.contract import Recipe
 from mixfl.errors import MixflError
 from mixfl.problem import Problem
+from mixfl.runs.keys import settings_of
 from mixfl.settings import KEYS, Settings, check_keys
 from mixfl.validation import LARGEST_FLOAT, Index, Positive, check_fields, key
 
@@ -66,11 +67,8 @@ def chosen(
     algorithm = recipe(deployment.algorithm)
     if algorithm.id in NOT_DEPLOYABLE:
         raise MixflError(f"{algorithm.id} can't be deployed: {NOT_DEPLOYABLE[algorithm.id]}.")
-    uses = algorithm.uses - UNUSED
-    check_keys(given, valid={**KEYS, **DEPLOYMENT_KEYS}, used=uses, by=f"'{algorithm.id}' here")
-    check_keys(problem.settings, valid=KEYS)
-    keys = {"checkpoint_every": 1, **problem.settings, **given}
-    s = Settings(**{k: v for k, v in keys.items() if k in uses})
-    return (
-        problem.weighted(s.w_f, s.w_c), dataclasses.replace(algorithm, uses=uses), s, deployment
-    )  # fmt: skip
+    algorithm = dataclasses.replace(algorithm, uses=algorithm.uses - UNUSED)
+    valid = {**KEYS, **DEPLOYMENT_KEYS}
+    check_keys(given, valid=valid, used=algorithm.uses, by=f"'{algorithm.id}' here")
+    weighted, s = settings_of(problem, algorithm, given, defaults={"checkpoint_every": 1})
+    return weighted, algorithm, s, deployment
