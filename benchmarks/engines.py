@@ -26,13 +26,13 @@ class WorkerFailed(Exception):
 class Worker:
     """A process that speaks `benchmarks.peers.protocol`."""
 
-    def __init__(self, command: list[str], env: dict[str, str] | None = None):
+    def __init__(self, command: list[str], env: dict[str, str] | None = None, cwd: Path = ROOT):
         self.tag = f"{TAG}={uuid.uuid4().hex}"
         name, value = self.tag.split("=")
         self.log = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed in `close`)
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True,
-            cwd=ROOT, start_new_session=True,
+            cwd=cwd, start_new_session=True,
             env={**os.environ, **(env or {}), name: value, "JAX_ENABLE_COMPILATION_CACHE": "false"},
         )  # fmt: skip
 

@@ -242,7 +242,7 @@ def test_bad_data_and_options_are_named(tmp_path):
         with pytest.raises(MixflError, match=message):
             text.problem(data=other)
     stores(tmp_path / "one", {"a": ["some words"]}, people)
-    with pytest.raises(MixflError, match="federated: a split by client needs at least two clients, and the data has 1"):
+    with pytest.raises(MixflError, match=r"federated: a split by client.*, and the data has 1:"):
         text.problem(data=tmp_path / "one")
     with pytest.raises(MixflError, match="Did you mean 'central'"):
         text.Options(vocabulary="centrl")

@@ -1,0 +1,84 @@
+"""Times rounds of this mixfl beside another checkout of it, on the same data and seeds.
+
+    python -m benchmarks.releases PATH [--tasks smile,movie,text] [--algorithms fedavg,pt,1wgt,2wgt]
+                                       [--trials N] [--set key=value]
+
+PATH is the other checkout. Both run as processes of their own and take turns. The models after two
+rounds are compared too. A ratio above 1 means that this one is slower.
+"""
+
+import json
+import statistics
+import tempfile
+from pathlib import Path
+
+import click
+import numpy as np
+
+from benchmarks import workloads
+from benchmarks.engines import ROOT, Worker, module
+from mixfl.cli import print_table
+
+SECONDS = 1.5  # of a trial
+
+
+def compare(algorithm: str, folder: Path, other: Path, trials: int, keys: tuple[str, ...]) -> dict:
+    command = module("mixfl_worker", algorithm, *keys)
+    workers = {"here": Worker(command, cwd=ROOT), "there": Worker(command, cwd=other)}
+    try:
+        models, rounds = {}, {}
+        for name, worker in workers.items():
+            worker.ask("init", folder=str(folder))
+            worker.run(2)
+            models[name] = worker.parameters()
+            rounds[name] = int(np.clip(round(SECONDS / (worker.run(3) / 3)), 2, 1000))
+        count = min(rounds.values())
+        ms: dict[str, list[float]] = {name: [] for name in workers}
+        for turn in range(trials):
+            order = list(workers.items())
+            for name, worker in order if turn % 2 else reversed(order):
+                ms[name].append(1000 * worker.run(count) / count)
+    finally:
+        for worker in workers.values():
+            worker.close()
+    here, there = (statistics.median(ms[name]) for name in ("here", "there"))
+    return {
+        "algorithm": algorithm, "here_ms": here, "there_ms": there, "ratio": here / there,
+        "apart": apart(models["here"], models["there"]), "trials": ms,
+    }  # fmt: skip
+
+
+def apart(a: dict, b: dict) -> float:
+    """The largest difference, in parts of the largest number of each array."""
+    return max(float(np.abs(a[k] - b[k]).max() / max(np.abs(b[k]).max(), 1e-30)) for k in {*a, *b})
+
+
+@click.command()
+@click.argument("other", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--tasks", default=",".join(workloads.SIZES), show_default=True)
+@click.option("--algorithms", default="fedavg,pt,1wgt,2wgt", show_default=True)
+@click.option("--trials", default=7, show_default=True)
+@click.option("--set", "keys", multiple=True, help="key=value for both.")
+@click.option("--out", type=click.Path(path_type=Path), help="Write the figures as JSON.")
+def main(other: Path, tasks: str, algorithms: str, trials: int, keys, out: Path | None) -> None:
+    rows = []
+    for task in tasks.split(","):
+        with tempfile.TemporaryDirectory() as folder:
+            data = Path(folder) / task
+            workloads.write(workloads.SIZES[task], data)
+            for algorithm in algorithms.split(","):
+                row = compare(algorithm, data, other.resolve(), trials, keys)
+                rows.append({"task": task, **row})
+                print(f"{task} {algorithm}: {row['ratio']:.3f}", flush=True)
+    cells = [
+        [r["task"], r["algorithm"], f"{r['here_ms']:.1f}", f"{r['there_ms']:.1f}",
+         f"{r['ratio']:.3f}", f"{r['apart']:.1e}"]
+        for r in rows
+    ]  # fmt: skip
+    print_table(["task", "algorithm", "here ms", "there ms", "ratio", "models apart"], cells)
+    if out:
+        out.write_text(json.dumps(rows, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
