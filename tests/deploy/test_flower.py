@@ -472,6 +472,7 @@ HELLO = {
     "another population": dict(population="nobody"),
     "no number": dict(number="-1"),
     "a long number": dict(number="9" * 1000),
+    "another release": dict(version=messages.VERSION + 1),
 }
 
 
@@ -491,7 +492,19 @@ def test_a_node_that_says_nonsense_takes_no_part(kind):
     faults = {("hello", 1): changed(change)}
     result, _, lines = deploy("tables", algorithm="fedavg", rounds=1, faults=faults)
     assert result.metrics[0]["clients/federated"] == 3
-    assert [line for line in lines if f"node {FIRST_NODE + 1} does not take part" in line]
+    (line,) = [line for line in lines if f"node {FIRST_NODE + 1} does not take part" in line]
+    assert ("install the same release" in line) == (kind == "another release")
+
+
+def test_a_client_refuses_a_task_of_another_release():
+    there, nodes = placed("two terms")
+    config = SETTINGS | dict(algorithm="fedavg", cohort_size=4)
+    client = Client(there, config, {**nodes[0], "node-id": 0})
+    task = messages.task(0, messages.Broadcast(there.init(jax.random.key(0))), {})
+    head = {k: v for k, v in task["train"].items() if k != "version"}
+    task["train"] = ConfigRecord(head)  # as the first release sent it
+    with pytest.raises(MixflError, match="messages of version 1, this one of version 2: install"):
+        client.train(task)
 
 
 @pytest.mark.parametrize(

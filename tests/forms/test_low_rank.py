@@ -13,6 +13,8 @@ from problems import DIM, examples, flat, reference_round, settings
 
 import mixfl
 from mixfl.algorithms import ALGORITHMS
+from mixfl.algorithms.contract import CLIENT_KEYS, algorithm
+from mixfl.algorithms.steps import add, client_update, gradient, scale
 from mixfl.engine import Simulator
 from mixfl.engine.summing import group_size
 from mixfl.forms import low_rank as lowrank
@@ -210,3 +212,30 @@ def test_asked_for_in_vain_is_a_sentence():
 def test_a_round_is_traced_once():
     simulator, _ = trained(problem(), "2wgt", settings(first_layer="low-rank"))
     assert simulator.traces == 1
+
+
+def test_an_algorithm_of_ones_own_trains_the_model_itself():
+    """Its client uses x beyond the loss, where a low-rank layer would give it something else."""
+
+    @algorithm("decayed", CLIENT_KEYS)
+    def decayed(p, s):
+        def client(term, broadcast, feed):
+            def grad(x, step):
+                loss, g = gradient(term, x, step.batches)
+                return loss, add(g, scale(0.05, x))
+
+            return client_update(term, s, broadcast, feed, grad)
+
+        return ALGORITHMS["fedavg"].build(p, s)._replace(client=client)
+
+    p, models = problem(), {}
+    for first_layer in ("auto", "plain"):
+        s = settings(client_batch=2, local_steps=2, first_layer=first_layer)
+        simulator = Simulator(p, decayed.build(p, s), s)
+        assert not simulator.forms.low_rank
+        *_, last = simulator.rounds(simulator.init(), 0, s.rounds)
+        models[first_layer] = flat(last.state.x)
+    np.testing.assert_array_equal(models["auto"], models["plain"])
+    s = settings(client_batch=2, local_steps=2)
+    *_, undecayed = trained(p, "fedavg", s)
+    assert np.abs(flat(undecayed.state.x) - models["auto"]).max() > 1e-3
