@@ -5,10 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
-
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.figure import Figure  # pyplot would choose a backend for the whole process
 from matplotlib.ticker import MaxNLocator
 
 from mixfl.report.document import Curves, Series, Trial
@@ -43,7 +41,8 @@ def draw(part: Curves, path: Path) -> None:
     across = min(3 if max(map(len, names), default=0) < 40 else 1, max(1, len(names)))
     legend = 0.24 * -(-len(names) // across) + 0.1  # inches
     size = (5.2 * columns, 3.4 * rows + legend + (0.3 if part.title else 0))
-    figure, axes = plt.subplots(rows, columns, figsize=size, squeeze=False)
+    figure = Figure(figsize=size)
+    axes = figure.subplots(rows, columns, squeeze=False)
     for axis in axes.flat[len(part.metrics) :]:
         axis.set_axis_off()
     handles: dict[str, Any] = {}
@@ -90,7 +89,8 @@ def dissimilarity(
     rounds: Sequence[int], g2: np.ndarray, b2: np.ndarray, path: Path, title: str = ""
 ) -> None:
     """G~^2 and B~^2 over rounds: each simulation, and the maximum over them."""
-    figure, axes = plt.subplots(1, 2, figsize=(9.6, 3.4))
+    figure = Figure(figsize=(9.6, 3.4))
+    axes = figure.subplots(1, 2)
     for axis, values, name in ((axes[0], g2, "G"), (axes[1], b2, "B")):
         values = np.atleast_2d(values)
         if len(values) > 1:
@@ -112,9 +112,8 @@ def dissimilarity(
 def _save(figure, path: Path) -> None:
     """Write a temporary file first, so that no partial file is left."""
     partial = path.with_name("." + path.name)
-    with plt.rc_context(FILES):
+    with matplotlib.rc_context(FILES):
         figure.savefig(
             partial, dpi=150, format=path.suffix[1:], metadata=UNDATED.get(path.suffix, {})
         )
     partial.replace(path)
-    plt.close(figure)
