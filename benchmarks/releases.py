@@ -1,10 +1,11 @@
 """Times rounds of this mixfl beside another checkout of it, on the same data and seeds.
 
     python -m benchmarks.releases PATH [--tasks smile,movie,text] [--algorithms fedavg,pt,1wgt,2wgt]
-                                       [--trials N] [--set key=value]
+                                       [--pairs N] [--trials N] [--set key=value]
 
-PATH is the other checkout. Both run as processes of their own and take turns. The models after two
-rounds are compared too. A ratio above 1 means that this one is slower.
+PATH is the other checkout. Both run as processes of their own and take turns. Processes of the same
+program differ by some percent, so several pairs are started; the ratio is the median over pairs.
+Above 1 it means that this one is slower. The models after two rounds are compared too.
 """
 
 import json
@@ -22,7 +23,19 @@ from mixfl.cli import print_table
 SECONDS = 1.5  # of a trial
 
 
-def compare(algorithm: str, folder: Path, other: Path, trials: int, keys: tuple[str, ...]) -> dict:
+def compare(pairs: int, *given) -> dict:
+    rows = [compare_pair(*given) for _ in range(pairs)]
+    median = {
+        name: statistics.median(r[name] for r in rows)
+        for name in ("here_ms", "there_ms", "ratio", "apart")
+    }
+    return {"algorithm": rows[0]["algorithm"], **median, "pairs": rows}
+
+
+def compare_pair(
+    algorithm: str, folder: Path, other: Path, trials: int, keys: tuple[str, ...]
+) -> dict:
+    """One process of each."""
     command = module("mixfl_worker", algorithm, *keys)
     workers = {"here": Worker(command, cwd=ROOT), "there": Worker(command, cwd=other)}
     try:
@@ -57,17 +70,20 @@ def apart(a: dict, b: dict) -> float:
 @click.argument("other", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--tasks", default=",".join(workloads.SIZES), show_default=True)
 @click.option("--algorithms", default="fedavg,pt,1wgt,2wgt", show_default=True)
-@click.option("--trials", default=7, show_default=True)
+@click.option("--pairs", default=3, show_default=True)
+@click.option("--trials", default=5, show_default=True)
 @click.option("--set", "keys", multiple=True, help="key=value for both.")
 @click.option("--out", type=click.Path(path_type=Path), help="Write the figures as JSON.")
-def main(other: Path, tasks: str, algorithms: str, trials: int, keys, out: Path | None) -> None:
+def main(
+    other: Path, tasks: str, algorithms: str, pairs: int, trials: int, keys, out: Path | None
+) -> None:
     rows = []
     for task in tasks.split(","):
         with tempfile.TemporaryDirectory() as folder:
             data = Path(folder) / task
             workloads.write(workloads.SIZES[task], data)
             for algorithm in algorithms.split(","):
-                row = compare(algorithm, data, other.resolve(), trials, keys)
+                row = compare(pairs, algorithm, data, other.resolve(), trials, keys)
                 rows.append({"task": task, **row})
                 print(f"{task} {algorithm}: {row['ratio']:.3f}", flush=True)
     cells = [
