@@ -18,19 +18,17 @@ something that follows from the batch alone.
 import dataclasses
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.extend.core import Literal
 
 from mixfl.algorithms.contract import Broadcast, uses_own_loss_only
 from mixfl.errors import MixflError
 from mixfl.forms.base import Candidate, Form, Part, Refused, map_parts
+from mixfl.forms.first_layers import find_layers, first_layers, pays
 from mixfl.forms.jaxpr import Traced
 from mixfl.optimizers import make
-from mixfl.problem import Federated
 from mixfl.trees import name, named_leaves, on_named
 
 UNROLL = 10
@@ -175,7 +173,7 @@ class Started(LowRank):
         return total
 
 
-# Finding the layers
+# Choosing the form
 
 
 def choose(c: Candidate) -> Form | Refused | None:
@@ -205,56 +203,7 @@ def required(refused: str) -> MixflError:
     return MixflError(f"first_layer = low-rank, but {refused}. Set first_layer = auto.")
 
 
-class Layer(NamedTuple):
-    width: int
-    rows: int  # inputs in a batch
-    transposed: bool  # the parameter is [width, D], not [D, width]
-    swapped: bool  # the product is [width, rows], not [rows, width]
-    inputs: Any  # the variable that has the inputs, [rows, D]
-    output: Any  # the variable that has the product
-
-
-def find_layers(traced: Traced) -> dict[str, Layer]:
-    """The first layers of a loss, by the name of the weight."""
-    layers = {}
-    for weight, w in traced.params.items():
-        users = traced.users(w)
-        if len(users) != 1 or users[0].primitive.name != "dot_general":
-            continue
-        (eqn,) = users
-        contracted, batched = eqn.params["dimension_numbers"]
-        i = eqn.invars.index(w)
-        x, (w_dims, x_dims) = eqn.invars[1 - i], (contracted[i], contracted[1 - i])
-        if isinstance(x, Literal):
-            continue
-        w_is, x_is = cast(Any, w.aval), cast(Any, x.aval)
-        if (
-            x not in traced.moving and w_is.ndim == x_is.ndim == 2 and len(w_dims) == 1
-            and tuple(x_dims) == (1,) and not any(map(len, batched))
-            and w_is.dtype == x_is.dtype == np.float32
-        ):  # fmt: skip
-            layers[weight] = Layer(
-                w_is.shape[1 - w_dims[0]], x_is.shape[0], w_dims[0] == 1, i == 0,
-                x, eqn.outvars[0],
-            )  # fmt: skip
-    return layers
-
-
-def first_layers(term: Federated, x, rows: int) -> dict[str, Layer]:
-    """Those of a term's loss, on batches of so many examples of its data."""
-    batch = {
-        k: jax.ShapeDtypeStruct((rows, *c.shape), c.dtype) for k, c in term.examples.columns.items()
-    }
-    return find_layers(Traced(term.loss, x, batch))
-
-
-def pays(layer: Layer, steps: int) -> bool:
-    """Whether it is likely to be faster than the plain way: the Gram matrices grow with the square
-    of a client's inputs."""
-    return steps * layer.rows <= 2 * layer.width
-
-
-# Training with them
+# Training in the form
 
 
 def gram(x, clients: int, steps: int, whole: bool = False):
