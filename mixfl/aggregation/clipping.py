@@ -101,8 +101,8 @@ def own_norms(summand: Sums) -> jax.Array:
 
 
 def _ranked(norms, rank):
-    """For norms [clients, kinds], the one at the given rank of each kind: [kinds]. Only finite norms
-    above 0 count. The result is 0 if there are none."""
+    """For norms [clients, kinds], the one at the given rank of each kind: [kinds]. Only finite
+    norms above 0 count. The result is 0 if there are none."""
     counts = jnp.isfinite(norms) & (norms > 0)
     ordered = jnp.sort(jnp.where(counts, norms, jnp.inf), axis=0)
     number = jnp.sum(counts, axis=0)

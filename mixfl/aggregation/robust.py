@@ -21,9 +21,7 @@ from mixfl.algorithms.contract import Sums
 from mixfl.algorithms.steps import scale
 from mixfl.settings import Settings
 
-FARTHEST = float(
-    np.finfo(np.float32).max
-)  # squared distance of changes so far apart that it overflows
+FARTHEST = float(np.finfo(np.float32).max)  # for squared distances that overflow
 
 
 def robust_sums(s: Settings, summands: Sums, good) -> Sums:
