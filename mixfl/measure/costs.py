@@ -119,7 +119,7 @@ def held_rows(simulator: Simulator) -> dict[str, float]:
 
 
 def with_pairs(problem: Problem) -> Problem:
-    """With the paper's form of the spreadout, over all pairs of movies, in place of ours."""
+    """Replaces our form of the spreadout by the paper's, over all pairs of movies."""
     terms = [
         dataclasses.replace(t, loss=functools.partial(pairs, **t.loss.keywords))  # type: ignore
         if isinstance(t, Central) and getattr(t.loss, "func", None) is movie.spreadout else t

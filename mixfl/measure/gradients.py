@@ -186,7 +186,7 @@ class Gradients:
         self.aggregation = tuple(() for _ in problem.populations)  # none: only sums are formed
 
     def at(self, x: Params, round: int, basis=None, threshold=0.0) -> Measured:
-        """With the cohort and the batches of the given round."""
+        """Measures with the cohort and the batches of the given round."""
         info = self._info(State(x, basis, threshold), round)
         terms = [
             self._estimates(j, jax.tree.map(lambda a: np.asarray(a, np.float64), sums))

@@ -153,7 +153,7 @@ class Exchange:
         self.offences.append((asked.node, rejected.reason))
 
     def _judge(self) -> None:
-        """Holds failures against nodes, but not silence if the SuperLink was away or nobody replied."""
+        """Holds failures against nodes, but not silence if the SuperLink was away or all failed."""
         for node, reason in self.offences:
             if not (reason in SILENT and (self.away or not any(self.uploads))):
                 self.nodes.failed(node, self.t, reason)
