@@ -1,18 +1,18 @@
-"""Errors that are the user's to mend: the command line shows them without a traceback."""
+"""Errors that users can fix. The command line shows them without a traceback."""
 
 import difflib
 from collections.abc import Iterable
 
 
 class MixflError(Exception):
-    """Something the user gave, or the machine's state, makes the work impossible."""
+    """The user's input, or the state of the machine, makes the work impossible."""
 
     exit_code = 2
-    everywhere = False  # of several processes of a run, all have it
+    everywhere = False  # every process of the run raises it
 
 
 class Diverged(MixflError):
-    """Training produced non-finite numbers. The run directory keeps the last good state."""
+    """Training produced non-finite numbers. The run folder keeps the last good state."""
 
     exit_code = 3
     everywhere = True
@@ -23,14 +23,14 @@ class Diverged(MixflError):
 
 
 class Interrupted(MixflError):
-    """Ctrl-C: the state is saved, the message says how to go on."""
+    """Ctrl-C: the state is saved, and the message says how to continue."""
 
     exit_code = 130
     everywhere = True
 
 
 def unknown(kind: str, given: object, valid: Iterable[str]) -> MixflError:
-    """`unknown task 'simle': did you mean 'smile'?` and the list of all valid ones."""
+    """`unknown task 'simle'. Did you mean 'smile'?` and the list of all valid names."""
     names = sorted(valid)
     near = difflib.get_close_matches(str(given), names, n=1, cutoff=0.5)
     hint = f" Did you mean '{near[0]}'?" if near else ""

@@ -1,9 +1,9 @@
-"""The one place where an optimizer's name and rate become an optax optimizer.
+"""Turns an optimizer's name and learning rate into an optax optimizer.
 
-An optimizer is given as a name of optax's (`"adam"`, `"sgd"`), a name with keyword
-arguments (`"sgd(momentum=0.9)"`, `"adam(eps=1e-3)"`), or a function from a learning rate to
-an `optax.GradientTransformation`. The algorithms must know the rate and whether it is plain
-SGD: only then can a gradient be recovered from a change of the model.
+An optimizer is given as a name in optax (`"adam"`, `"sgd"`), a name with keyword arguments
+(`"sgd(momentum=0.9)"`, `"adam(eps=1e-3)"`), or a function from a learning rate to an
+`optax.GradientTransformation`. The algorithms must know the rate, and whether it is plain SGD: only
+then can a gradient be recovered from a change of the model.
 """
 
 import ast
@@ -33,7 +33,7 @@ class Optimizer(NamedTuple):
         """One step along -g. Where `active` is 0 (a padded step), x and state stay as they are."""
         g = jax.tree.map(lambda x, g: g.astype(x.dtype), x, g)  # bfloat16 stays bfloat16
         if self.plain:
-            if active is not None:  # not a product: in a padded step g need not be finite
+            if active is not None:  # not a product: in a padded step g may not be finite
                 g = jax.tree.map(lambda g: jnp.where(active > 0, g, 0), g)
             return jax.tree.map(lambda x, g: x - self.lr * g, x, g), state
         updates, new_state = self.tx.update(g, state, x)
@@ -81,10 +81,10 @@ def parse(spec: str) -> tuple[Callable[..., Any], dict[str, Any]]:
 @functools.cache
 def known() -> list[str]:
     """The optimizers of optax: functions whose first argument is the learning rate."""
-    found = []
+    names = []
     for name in dir(optax):
         if not name.startswith("_") and inspect.isfunction(function := getattr(optax, name)):
             first = next(iter(inspect.signature(function).parameters), None)
             if first == "learning_rate":
-                found.append(name)
-    return found
+                names.append(name)
+    return names

@@ -1,11 +1,11 @@
 """A problem is a sum of terms; a term is federated (its data stays with clients) or central.
 
 A loss is a function `loss(params, batch)` that returns one number per example, where `batch`
-is a dict of the data's columns; masks, means and weights are the library's to apply. A central
-term without data is a regularizer, `loss(params)`, one number.
+is a dict of the data's columns. The library applies masks, means and weights. A central term
+without data is a regularizer: `loss(params)` returns one number.
 
-Where the data really stays with clients (mixfl.flower), a function takes its place: of a federated
-term one that loads a node's own examples there, of a central one, those of the server.
+If the data really stays with clients (mixfl.flower), a function takes its place. For a federated
+term it loads a node's own examples, at the node. For a central term it loads the server's.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ from mixfl.data.examples import ClientData, Examples
 from mixfl.errors import MixflError
 
 Params = Any  # a pytree of floating-point arrays
-RESERVED = {  # what else a run's folder holds
+RESERVED = {  # names of other things in a run folder
     "config.toml", "metrics.jsonl", "status.json", "model.safetensors", "checkpoints",
     "tensorboard", "mlflow.json", "origin.json", "deployment.json", ".lock",
 }  # fmt: skip
@@ -29,9 +29,9 @@ RESERVED = {  # what else a run's folder holds
 
 @dataclass(frozen=True)
 class AtNodes:
-    """Clients whose data is at nodes of a deployment: `load(node)` reads a node's own, there.
+    """Clients whose data is at the nodes of a deployment: `load(node)` reads a node's own, there.
 
-    Whoever asks for anything else of such clients needs data that is not here."""
+    Any other use of such clients needs data that is not here, and is an error."""
 
     load: Callable[[Mapping[str, Any]], "Mapping[str, np.ndarray] | ClientData"]
 
@@ -42,17 +42,17 @@ class AtNodes:
         )
 
     def __len__(self) -> int:
-        return self.offsets  # an error
+        return self.offsets  # raises
 
 
 @dataclass(frozen=True, eq=False)
 class Federated:
     """w x mean over clients of f_i; each f_i is the mean of `loss` over the client's examples.
 
-    `rows` marks parameters as tables of which a client needs only the rows that its own data
-    names (embeddings), by the columns that name them: {"movies": ("context", "movie")}. Such a
-    parameter is used by the loss only as params["movies"][batch["context"]] and the like: what a
-    client gets is a table of its own rows, and batches whose numbers point into that.
+    `rows` marks tables (embeddings) from which a client needs only the rows that its own data
+    names. It maps each table to the columns that name its rows: {"movies": ("context", "movie")}.
+    The loss may use such a table only as params["movies"][batch["context"]] and the like: a client
+    gets a table of its own rows, and batches whose numbers are positions in it.
     """
 
     loss: Callable
@@ -84,7 +84,7 @@ class Federated:
 
     @property
     def here(self) -> bool:
-        """Is the data here, and not at nodes?"""
+        """Is the data here, rather than at nodes?"""
         return isinstance(self.clients, ClientData)
 
     @property
@@ -126,10 +126,10 @@ class Problem:
     """What to train: the initial model, the terms, and how a model is judged.
 
     `evaluate(params)` returns a dict of numbers, for instance {"loss": ..., "auc": ...} or
-    {"wikipedia/accuracy": ...}. `validate` does the same on other data, apart from training and
-    evaluation: settings are chosen by it (`mixfl sweep`). `settings` are defaults for this
-    problem's runs. `files` are texts that a trained model is of no use without (a vocabulary), by
-    the names under which they are kept with a run; a run that is resumed must have the same.
+    {"wikipedia/accuracy": ...}. `validate` does the same on data used for neither training nor
+    evaluation; `mixfl sweep` chooses settings by it. `settings` are defaults for this problem's
+    runs. `files` are texts that a trained model needs (a vocabulary), by their file names in the
+    run folder. A run that is resumed must have the same files.
     """
 
     init: Callable[[Any], Params]  # key -> params
@@ -167,7 +167,7 @@ class Problem:
         return tuple(t for t in self.terms if isinstance(t, Central))
 
     def weighted(self, w_f: float | None, w_c: float | None) -> "Problem":
-        """With other weights of its federated and central term; None keeps the present one."""
+        """With other weights for its federated and its central term; None keeps a weight."""
         terms = self.terms
         for kind, key, weight in ((Federated, "w_f", w_f), (Central, "w_c", w_c)):
             if weight is None:
@@ -186,7 +186,7 @@ class Problem:
 def _is_text(content: Any) -> bool:
     try:
         return isinstance(content, str) and bool(content.encode() or True)
-    except UnicodeEncodeError:  # half a character
+    except UnicodeEncodeError:  # half of a surrogate pair
         return False
 
 

@@ -4,9 +4,10 @@
     loss = model.loss(lambda module, batch: ...)      # one loss per example, a tensor
     problem = mixfl.Problem(model.init, [mixfl.Federated(loss, ...), mixfl.Central(loss, ...)])
 
-The algorithms are JAX's: they see a loss that calls PyTorch for its values and its gradients. So a
-central loss in PyTorch works with all of them, also in the simulator, where every call leaves the
-compiled program. A deployed client takes its steps in PyTorch altogether (deploy/pytorch.py).
+The algorithms run in JAX. They see a loss that calls PyTorch for its values and gradients. So a
+central loss in PyTorch works with all of them. It also works in the simulator, where every call
+leaves the compiled program. A deployed client takes its steps entirely in PyTorch
+(deploy/pytorch.py).
 """
 
 import threading
@@ -25,14 +26,14 @@ try:
 except ImportError as error:
     raise MixflError(f"PyTorch: {error}. Install it: pip install 'mixfl[torch]'") from None
 
-# What JAX calls from a compiled program is done here: in XLA's own threads PyTorch crashes with
-# large arrays (seen with JAX 0.10.2 and PyTorch 2.13).
+# Calls from a compiled program run in this thread: in XLA's own threads, PyTorch crashes with large
+# arrays (seen with JAX 0.10.2 and PyTorch 2.13).
 _thread = ThreadPoolExecutor(1, "mixfl-pytorch")
 
 
 def called(function: Callable, like: Any, *args: Any) -> Any:
-    """function(*args) as JAX sees it: a call out of the compiled program, whose result is like
-    `like`."""
+    """function(*args), called from a compiled program of JAX. `like` has the shapes of the
+    result."""
 
     def call(*args):
         return _thread.submit(function, *jax.tree.map(np.array, args)).result()
@@ -72,7 +73,7 @@ class Model:
         return Loss(self, function)
 
     def module(self, params: Mapping[str, Any]) -> torch.nn.Module:
-        """The module with these parameters (of a table, maybe some rows). Each thread has one."""
+        """The module with these parameters (or some rows of them). Each thread has its own."""
         if not hasattr(self.local, "module"):
             self.local.module = self.make()
         for name, value in params.items():
@@ -101,14 +102,14 @@ class Loss:
             return to_numpy(self.at(self.model.module(params), *(batch or (None,))))
 
     def slopes(self, params, cotangent, *batch):
-        """The gradient of the losses' sum, each times its number in `cotangent`."""
+        """The gradient of the sum of the losses, weighted by `cotangent`."""
         module = self.model.module(params)
-        found = torch.autograd.grad(
+        slopes = torch.autograd.grad(
             self.at(module, *(batch or (None,))), list(module.parameters()), tensor(cotangent),
             allow_unused=True, materialize_grads=True,
         )  # fmt: skip
         names = [name for name, _ in module.named_parameters()]
-        return {name: to_numpy(g) for name, g in zip(names, found, strict=True)}
+        return {name: to_numpy(g) for name, g in zip(names, slopes, strict=True)}
 
 
 def _values(loss: Loss, params, *batch):
@@ -133,7 +134,7 @@ def _values(loss: Loss, params, *batch):
 
 
 def tensor(value: Any) -> torch.Tensor:
-    """A copy: what comes from JAX must not be written to."""
+    """A copy, because arrays from JAX must not be written to."""
     a = np.array(value)
     return torch.from_numpy(a.astype(np.int64) if a.dtype.kind in "iu" else a)
 

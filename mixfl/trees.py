@@ -16,8 +16,8 @@ def named_leaves(tree) -> dict[str, Any]:
 
 
 def on_named(function: Callable, by_name: Mapping[str, Any], tree, *more):
-    """function(leaf, by_name[its name], ...) on those leaves of a tree of parameters (and of more
-    trees like it) that `by_name` has; the others stay."""
+    """Applies function(leaf, by_name[its name], ...) to the leaves of a tree of parameters (and of
+    more trees like it) that are in `by_name`. The other leaves stay."""
 
     def apply(path, leaf, *others):
         key = name(path)

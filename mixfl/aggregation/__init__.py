@@ -1,7 +1,7 @@
 """What happens between a client's summand and the server's sums (see base.py).
 
 clipping.py   no client moves the model much further than clients usually do
-robust.py     other centers than the mean, where summands are held singly
+robust.py     centers other than the mean, which compare the clients' summands
 """
 
 from mixfl.aggregation import clipping

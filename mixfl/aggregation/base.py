@@ -1,18 +1,18 @@
 """What happens between a client's summand and the server's sums: a chain of steps.
 
-    told       what the clients must know of a step's state
-    encode     at the client: its summand becomes a code, and a report beside it
-    settled    at the server: what it would have told, had it known the reports of this round
-    decode     at the server: the sum of the codes becomes the sum of the summands
+    told       what the clients must know about a step's state
+    encode     at the client: turns its summand into a code and a report
+    settled    at the server: what it would have told, knowing the reports of this round
+    decode     at the server: turns the sum of the codes into the sum of the summands
     next       the state after the round
 
-A step that leaves its defaults alone costs nothing: what it has not is (), which has no arrays.
-`encode` is given summands whose leaves may be Parts (forms/base.py).
+The defaults cost nothing: they return (), which has no arrays. `encode` gets summands whose leaves
+may be Parts (forms/base.py).
 
-Some reports change what is told: a limit follows the norms of the round itself. The simulator then
-computes the round once more with what was settled, but only if it makes a difference
-(`changed`). In a deployment a step runs at the client if it says so (`at_client`), and otherwise at
-the server, on each summand as it arrives: there a client's word is not enough.
+Reports can change what should have been told: a limit may follow the norms of the same round. The
+simulator then computes the round again with the settled values, but only if that makes a difference
+(`changed`). In a deployment a step runs at the client if `at_client` is set. Otherwise it runs at
+the server, on each summand as it arrives, because a client could cheat.
 """
 
 from collections.abc import Sequence
@@ -22,10 +22,10 @@ import jax.numpy as jnp
 
 
 class Step:
-    at_client = True  # in a deployment; False: at the server, which can trust nobody else
-    squares = False  # asks for the norms of summands
+    at_client = True  # in a deployment; False: at the server, as a client could cheat
+    squares = False  # needs the norms of summands
     elements = False  # changes single numbers of summands, which low-rank layers do not form
-    random = False  # draws at random: encode gets a key, which no other client or round has
+    random = False  # draws at random: encode gets a key of this client and round alone
 
     def init(self) -> Any:
         """The state before the first round, of one population."""
@@ -43,15 +43,15 @@ class Step:
         return False
 
     def settled(self, state: Any, told: Any, reports: Any) -> Any:
-        """`reports` are those of all clients, [clients, ...]."""
+        """`reports` has the reports of all clients, [clients, ...]."""
         return told
 
     def changed(self, told: Any, settled: Any, reports: Any) -> Any:
-        """Would a code be another one with what was settled?"""
+        """Would any code differ with the settled values?"""
         return False
 
     def counted(self, settled: Any, reports: Any) -> dict[str, Any]:
-        """Numbers of clients, for the metrics."""
+        """Counts of clients, for the metrics."""
         return {}
 
     def decode(self, settled: Any, codes: Any) -> Any:
@@ -62,7 +62,7 @@ class Step:
 
 
 class Chain(Step):
-    """Steps one after the other, as one."""
+    """Several steps in a row, as one step."""
 
     def __init__(self, steps: Sequence[Step]):
         self.steps = tuple(steps)
@@ -75,7 +75,7 @@ class Chain(Step):
         return Chain([step for step in self.steps if step.at_client == client])
 
     def part(self, values: Sequence[Any], client: bool) -> tuple:
-        """Of values for each step, those for `at(client)`."""
+        """From one value per step, the values for the steps of `at(client)`."""
         return tuple(
             v for v, step in zip(values, self.steps, strict=True) if step.at_client == client
         )

@@ -7,9 +7,9 @@ What is clipped is the client's own part of its change, u_i (see steps.own_part)
 
 With `clip = quantile`, the limit is MARGIN times a running quantile: the median, over the last
 WINDOW rounds, of each round's quantile SHARE of its clients' norms. Up to a quarter of the clients
-may send what they like in every round without moving it far. Where the norms of most clients rise
-together, the median of the round's own norms counts, if it is larger. The first round has only its
-own quantile. A sum of gradients that is sent beside the change has a limit of its own.
+may send anything in every round without moving it far. If the norms of most clients rise together,
+the median of the round's own norms counts instead, if it is larger. The first round has only its
+own quantile. If a client also sends the sum of its gradients, that has its own limit.
 """
 
 import jax
@@ -23,7 +23,7 @@ from mixfl.settings import Settings
 MARGIN = 3.0
 SHARE = 0.75
 WINDOW = 32  # rounds
-KINDS = 2  # of norms: of the own part, and of the sum of gradients
+KINDS = 2  # of norms: the own part's, and that of the sum of gradients
 
 
 def choose(s: Settings) -> Step | None:
@@ -31,8 +31,8 @@ def choose(s: Settings) -> Step | None:
 
 
 class Clipping(Step):
-    """Its state is the history of norms, [kinds, rounds], 0 for a round that was not. What it tells
-    are the limits, [kinds]; a client reports its norms, [kinds]."""
+    """Its state is the history of norms, [kinds, rounds], with 0 for rounds that never happened. It
+    tells clients the limits, [kinds]. A client reports its norms, [kinds]."""
 
     at_client = False  # a bad client would not clip
     squares = True
@@ -63,7 +63,7 @@ class Clipping(Step):
         return code, norms
 
     def bad(self, report):
-        """Its square exceeds a 32-bit number."""
+        """Is the norm so large that its square overflows float32?"""
         return jnp.any(jnp.isinf(report))
 
     def settled(self, state, told, reports):
@@ -89,8 +89,8 @@ class Clipping(Step):
 
 
 def own_norms(summand: Sums) -> jax.Array:
-    """Of a client's own part and of its sum of gradients, per step: [kinds]; NaN of a client
-    without a step."""
+    """The norms of a client's own part and of its sum of gradients, per step: [kinds]. NaN if the
+    client took no step."""
     own, weight = summand.unweighted, jnp.float32(1.0)
     if own is None:
         own, weight = summand.weighted, summand.weight
@@ -101,8 +101,8 @@ def own_norms(summand: Sums) -> jax.Array:
 
 
 def _ranked(norms, rank):
-    """Of norms [clients, kinds], those in the given place of their order: [kinds]. What is not
-    above 0, or not finite, does not count; 0 if none does."""
+    """For norms [clients, kinds], the one at the given rank of each kind: [kinds]. Only finite
+    norms above 0 count. The result is 0 if there are none."""
     counts = jnp.isfinite(norms) & (norms > 0)
     ordered = jnp.sort(jnp.where(counts, norms, jnp.inf), axis=0)
     number = jnp.sum(counts, axis=0)

@@ -1,16 +1,16 @@
-"""Other centers than the mean, for cohorts in which some clients send what they like.
+"""Centers other than the mean, for cohorts in which some clients may send anything.
 
-Each compares the clients' own parts, one by one, so that the summands must be held singly: not with
-secure sums, and not in chunks of a cohort. Every client's own part is then replaced by the center,
-and the sums are formed as always.
+A center compares the clients' own parts, so each summand must be held by itself. That rules out
+secure sums, and chunks of a cohort. Every client's own part is then replaced by the center, and the
+sums are formed as always.
 
     median        of each coordinate
     trimmed-mean  of each coordinate, without the `trim` largest and smallest
-    krum          multi-Krum: the mean of the clients that are nearest to each other, `trim` of
-                  them left out
+    krum          multi-Krum: the mean of the clients that are nearest to each other, without the
+                  share `trim` of them that is farthest
 
-A client without a finite update does not count. Weights p_i do not count in a center: they are
-what a client says of itself.
+A client without a finite update does not count. A center ignores the weights p_i, because each
+client reports its own.
 """
 
 import jax
@@ -21,11 +21,11 @@ from mixfl.algorithms.contract import Sums
 from mixfl.algorithms.steps import scale
 from mixfl.settings import Settings
 
-FARTHEST = float(np.finfo(np.float32).max)  # squared distance of changes that overflow it
+FARTHEST = float(np.finfo(np.float32).max)  # for squared distances that overflow
 
 
 def robust_sums(s: Settings, summands: Sums, good) -> Sums:
-    """Of stacked summands [clients, ...], where `good` [clients] says which count."""
+    """The sums of stacked summands [clients, ...]; `good` [clients] marks those that count."""
     good = good & (summands.steps > 0)
 
     def own(a):  # p_i u_i is u_i again
@@ -50,7 +50,7 @@ def robust_sums(s: Settings, summands: Sums, good) -> Sums:
 
 
 def center(s: Settings, stacked, good):
-    """Of trees stacked along the first axis; 0 where no client counts."""
+    """The center of trees stacked along the first axis; 0 if no client counts."""
     if s.aggregation == "krum":
         chosen = nearest(stacked, good, s.trim)
         mean = lambda a: _mean(a, _along(chosen, a))  # noqa: E731
@@ -61,7 +61,7 @@ def center(s: Settings, stacked, good):
 
 def trimmed_mean(a, good, cut):
     """The mean of each coordinate of a [clients, ...] without the share `cut` of the largest and of
-    the smallest; one value or two are left in any case, so that 0.5 is the median."""
+    the smallest. One or two values always remain, so 0.5 is the median."""
     count = jnp.sum(good)
     ordered = in_order(jnp.where(_along(good, a), a, jnp.inf))
     drop = jnp.minimum(part_of(cut, count), (count - 1) // 2)
@@ -70,7 +70,7 @@ def trimmed_mean(a, good, cut):
 
 
 def in_order(a):
-    """Sorted along the first axis. On a CPU by NumPy, which takes a twentieth of XLA's time."""
+    """Sorted along the first axis. On a CPU, NumPy sorts in a twentieth of XLA's time."""
 
     def by_numpy(a):
         shape = jax.ShapeDtypeStruct(a.shape, a.dtype)
@@ -81,7 +81,7 @@ def in_order(a):
 
 def nearest(stacked, good, trim):
     """Which clients multi-Krum takes, [clients]: of n, all but the f = trim n (rounded up) whose
-    n - f - 2 nearest neighbours are farthest away."""
+    n - f - 2 nearest neighbors are farthest away."""
     flat = [
         jnp.where(_along(good, a), a, 0).reshape(len(a), -1).astype(jnp.float32)
         for a in jax.tree.leaves(stacked)
@@ -94,17 +94,17 @@ def nearest(stacked, good, trim):
     ordered = jnp.sort(jnp.where(both, distance, jnp.inf), axis=1)
     count = jnp.sum(good)
     bad = jnp.minimum(part_of(trim, count), count - 1)
-    neighbours = jnp.clip(count - bad - 2, 1, None)
-    near = jnp.arange(len(good))[None] < neighbours
+    neighbors = jnp.clip(count - bad - 2, 1, None)
+    near = jnp.arange(len(good))[None] < neighbors
     score = jnp.sum(jnp.where(near & jnp.isfinite(ordered), ordered, 0), axis=1)
-    # A client that counts comes before one that does not, however far away it is.
+    # However far away it is, a client that counts comes before one that does not.
     score = jnp.where(good, jnp.minimum(score, FARTHEST), jnp.inf)
     rank = jnp.argsort(jnp.argsort(score))
     return good & (rank < count - bad)
 
 
 def part_of(share, count):
-    """So many of the clients, rounded up: of four, a fifth is one."""
+    """This share of the clients, rounded up: a fifth of four is one."""
     return jnp.ceil(share * count - 1e-4)
 
 

@@ -1,4 +1,4 @@
-"""A summand as it is sent. What follows from the rest of it is left out."""
+"""A summand as it is sent, without what the server can compute from the rest."""
 
 from typing import Any, NamedTuple
 
@@ -9,16 +9,16 @@ from mixfl.algorithms.steps import scale
 
 
 class Sent(NamedTuple):
-    own: Params  # u_i where the sum of u_i is asked for, otherwise p_i u_i
+    own: Params  # u_i if the sum of u_i is needed, otherwise p_i u_i
     weight: Any  # p_i
     steps: Any  # K_i
     grads: Params | None
     loss: Any
-    weighted: Params | None = None  # p_i u_i, where it does not follow from u_i
+    weighted: Params | None = None  # p_i u_i, if it does not follow from u_i
 
 
 def sent(code: Sums, encoded: bool = False) -> Sent:
-    """`encoded`: by a step of the aggregation, after which p_i u_i is not p_i times u_i."""
+    """`encoded`: an aggregation step changed it, so p_i u_i need not be p_i times u_i."""
     head = (code.weight, code.steps, code.grads, code.loss)
     if code.unweighted is None:
         return Sent(code.weighted, *head)
@@ -26,7 +26,7 @@ def sent(code: Sums, encoded: bool = False) -> Sent:
 
 
 def restored(given: Sent, like: Sums) -> Sums:
-    """`like` has the shapes of the summand."""
+    """The summand that was sent. `like` has its shapes."""
     weighted, unweighted = given.own, None
     if like.unweighted is not None:
         follows = given.weighted is None

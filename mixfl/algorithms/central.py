@@ -23,7 +23,7 @@ class State(NamedTuple):
 
 
 class Trained(NamedTuple):
-    """What a round's central steps came to."""
+    """The result of a round's central steps."""
 
     state: State
     loss: Any  # mean over the steps
@@ -39,7 +39,7 @@ def central(problem: Problem, s: Settings) -> Algorithm:
 
 
 def server_training(terms, s: Settings, feed: Feed, select: Callable) -> Algorithm:
-    """Steps of CentralOpt on the sum of `terms`, whose batches `select(drawn)` gives."""
+    """Steps of CentralOpt on the sum of `terms`; `select(drawn)` returns their batches."""
     opt = make(s.central_opt, s.eta_c)
 
     def grad(x, batches):

@@ -5,12 +5,12 @@ One round, wherever it runs (`x` is the model, a pytree):
     broadcasts = broadcast(state, drawn)            at the server, one per population
     upload     = client(term, broadcast, feed)      at each client
     summand    = summand(upload)                    at each client: what is added up
-    sums       = the summands of a population, added up: the server sees nothing else of them
+    sums       = the summands of a population, added up: all that the server sees
     central    = central(state, drawn)              at the server, while the clients train
     state, info = update(state, broadcasts, sums, central)
 
 State is what the next round needs, Info is everything else. `drawn` has, per term, the batches
-that were drawn at the server for this round, as `feed.draw` asks for them.
+drawn at the server for this round, as many as `feed.draw` says.
 """
 
 import dataclasses
@@ -37,8 +37,8 @@ class Batches(NamedTuple):
 class ClientFeed(NamedTuple):
     batches: Batches  # the client's own
     share: Any = None  # example transfer: central examples, dict of arrays [steps, batch, ...]
-    notes: Any = None  # per form, what it read at the host; a client's steps never see it
-    key: Any = None  # two words, for an aggregation that draws at random
+    notes: Any = None  # per form, what it read on the host; a client's steps never see it
+    key: Any = None  # two words of randomness, for aggregation steps that draw
 
 
 # What the server reads
@@ -47,12 +47,12 @@ class ClientFeed(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class AfterChunk:
-    """Calls back from a running program. It has no arrays, so it can travel with them."""
+    """Calls back from a running program. It has no arrays, so it can be passed along with them."""
 
     call: Callable[[], None] = dataclasses.field(metadata={"static": True})
 
     def __call__(self, loss) -> None:
-        jax.debug.callback(lambda _: self.call(), loss)  # the loss only to wait for it
+        jax.debug.callback(lambda _: self.call(), loss)  # takes the loss to wait for it
 
 
 class Drawn(NamedTuple):
@@ -61,7 +61,7 @@ class Drawn(NamedTuple):
 
     data: Any  # dict of columns; None for a loss without data
     mask: Any  # 0 = padding
-    after_chunk: AfterChunk | None = None  # called after each chunk, in long rounds
+    after_chunk: AfterChunk | None = None  # called after each chunk of a long round
 
 
 class Draw(NamedTuple):
@@ -73,7 +73,7 @@ class Feed(NamedTuple):
     """The data that a round of the algorithm reads."""
 
     clients: bool = True  # a cohort of each population
-    share: bool = False  # and central examples dealt out to its clients
+    share: bool = False  # central examples, dealt out to the clients
     draw: tuple[Draw | None, ...] = ()  # per term, batches drawn at the server
 
 
@@ -84,7 +84,7 @@ class Broadcast(NamedTuple):
     """What the clients of a population get."""
 
     x: Params
-    aug: Params | None = None  # augmenting gradient, added to each of the client's own
+    aug: Params | None = None  # augmenting gradient, added to the gradient of each step
 
 
 class Upload(NamedTuple):
@@ -93,16 +93,16 @@ class Upload(NamedTuple):
     own: Params  # u_i: Delta_i without what the augmenting gradient alone would have changed
     weight: Any  # p_i
     steps: Any  # K_i
-    grads: Params | None  # sum of the client's own gradients, where u_i does not tell it
-    loss: Any  # sum over the steps of the client's own loss
+    grads: Params | None  # sum of the client's own gradients, if u_i does not determine it
+    loss: Any  # the client's own loss, summed over its steps
 
 
 class Sums(NamedTuple):
-    """Sums over the clients of a population. Of a single client, it is its summand."""
+    """Sums over the clients of a population. For a single client, its summand."""
 
     weighted: Params  # p_i u_i
     weight: Any  # p_i
-    unweighted: Params | None  # u_i, where an algorithm needs it beside p_i u_i
+    unweighted: Params | None  # u_i, if an algorithm needs it as well as p_i u_i
     grads: Params | None
     steps: Any  # K_i
     by_steps: Any  # [K], p_i of the clients that took 1, 2, ... steps
@@ -113,7 +113,7 @@ class Sums(NamedTuple):
 class CentralUpdate(NamedTuple):
     delta: Params  # Delta_c
     opt_state: Any
-    grads: Params | None  # sum of the term's own gradients, where Delta_c does not tell it
+    grads: Params | None  # sum of the term's own gradients, if Delta_c does not determine it
     loss: Any  # mean over the steps
 
 
@@ -130,7 +130,7 @@ Info = dict[str, Any]
 
 class Init(Protocol):
     def __call__(self, x: Params, /) -> Any:
-        """The state before the first round, which has the model as .x."""
+        """The state before the first round. It has the model as .x."""
 
 
 class BroadcastTo(Protocol):
@@ -145,7 +145,7 @@ class Client(Protocol):
 
 class Summand(Protocol):
     def __call__(self, upload: Any, /) -> Any:
-        """What is added up of a client: Sums."""
+        """What a client adds to the sums."""
 
 
 class CentralWork(Protocol):
@@ -157,7 +157,7 @@ class Update(Protocol):
     def __call__(
         self, state: Any, broadcasts: Sequence[Any], sums: Sequence[Any], central: Any, /
     ) -> tuple[Any, Info]:
-        """The next state. `sums` has those of each population."""
+        """The next state. `sums` has the Sums of each population."""
 
 
 class Phase(Protocol):
@@ -173,7 +173,7 @@ class Algorithm(NamedTuple):
     central: CentralWork
     update: Update
     feed: Feed
-    phase: Phase | None = None  # where the functions change from round to round
+    phase: Phase | None = None  # if the functions change from round to round
 
     def at(self, round: int) -> "Algorithm":
         return self.phase(round) if self.phase else self
@@ -201,7 +201,7 @@ def uses_own_loss_only(algorithm: Algorithm) -> bool:
 
 class Auto(Protocol):
     def __call__(self, problem: Problem, s: Settings, /) -> Any:
-        """What `auto` comes to."""
+        """The value that `auto` stands for."""
 
 
 def _weight_of(kind: type) -> Auto:
@@ -225,21 +225,21 @@ AUTO: dict[str, Auto] = {
 
 @dataclass(frozen=True)
 class Recipe:
-    """An algorithm by name, with settings: what the user holds before there is a problem."""
+    """An algorithm by name, with settings: what a user has before there is a problem."""
 
     id: str
     make: Callable[[Problem, Settings], Algorithm]
     uses: frozenset[str]  # the settings that have an effect
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
-    auto: Mapping[str, Auto] = dataclasses.field(default_factory=dict)  # other than AUTO has them
+    auto: Mapping[str, Auto] = dataclasses.field(default_factory=dict)  # in place of AUTO
 
     def __call__(self, **settings) -> "Recipe":
         check_keys(settings, valid=KEYS, used=self.uses, by=f"'{self.id}'")
         return dataclasses.replace(self, settings=self.settings | settings)
 
     def resolve(self, problem: Problem, s: Settings) -> Settings:
-        """The settings with each `auto` of the mathematics replaced. Engines do the same with
-        those of the machine (engine/auto.py)."""
+        """Replaces each `auto` that the algorithm and the problem determine. Engines replace those
+        that depend on the machine (engine/auto.py)."""
         open_keys = [k for k in AUTO if k in self.uses and getattr(s, k) in ("auto", None)]
         values = {k: {**AUTO, **self.auto}[k](problem, s) for k in open_keys}
         if "central_batch" in values:  # one number, unless the terms have too few examples for it
@@ -261,12 +261,12 @@ CLIENT_KEYS = frozenset(
 )  # fmt: skip
 BATCH_KEYS = frozenset({"central_batch", "central_chunk", "w_c"})
 CENTRAL_KEYS = BATCH_KEYS | {"central_steps", "central_lr", "central_opt"}
-# What the `auto` values of the central keys are made from.
+# The `auto` values of the central keys are computed from these.
 AUTO_KEYS = frozenset({"cohort_size", "client_batch", "local_steps", "client_lr", "server_lr"})
 MERGE_KEYS = frozenset({"merge_lr", "merge_opt"})
 
 
 def algorithm(id: str, *keys: frozenset[str], **auto: Auto) -> Callable[[Callable], Recipe]:
     """Turns `make(problem, settings) -> Algorithm` into a Recipe that uses the given keys. `auto`
-    has functions for keys whose `auto` differs from the usual one."""
+    has functions for keys whose `auto` differs from AUTO."""
     return lambda make: Recipe(id, make, RUN_KEYS.union(*keys), auto=auto)

@@ -1,4 +1,4 @@
-"""Oracle: all data in one place, which federated learning rules out. The mark to reach.
+"""Oracle: all data in one place, which federated learning rules out. The result to reach.
 
 K steps a round of CentralOpt; each on w_f x mean of S |B_i| pooled federated examples
 + w_c x mean of a central batch of the same size.

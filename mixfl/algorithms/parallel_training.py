@@ -1,4 +1,4 @@
-"""Parallel Training: a round of FedAvg beside steps of central training, then a merge.
+"""Parallel Training: a round of FedAvg alongside central steps, then a merge.
 
 x_f = ServerOpt(x, -Delta),  Delta_f = x_f - x      for each population
 x_c = J steps of CentralOpt, Delta_c = x_c - x      for each central term

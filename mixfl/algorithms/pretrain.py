@@ -1,4 +1,4 @@
-"""Pretrain: `central` for a first part of the rounds, then `fedavg`. Shows forgetting."""
+"""Pretrain: `central` for the first rounds, then `fedavg`. Shows forgetting."""
 
 from typing import NamedTuple
 
@@ -31,7 +31,7 @@ def pretrain(problem: Problem, s: Settings) -> Algorithm:
     def init(x):
         return State(x, first.init(x)[1:], then.init(x)[1:])
 
-    # Each phase sees its own state, and leaves the other's alone.
+    # Each phase sees its own state and leaves the other's alone.
     def central(state, drawn):
         return first.central(CentralState(state.x, *state.central), drawn)
 

@@ -58,7 +58,7 @@ def _gradient(term: Term, x, batch, count):
             )
         return term.weight * jnp.sum(losses * batch.mask) / jnp.maximum(count, 1)
 
-    # A form's loss knows a faster way to its gradient (see forms/base.py).
+    # A form's loss has its own, faster gradient (see forms/).
     own_way = getattr(term.loss, "value_and_grad", None)
     if own_way is not None:
         return own_way(mean, x, batch)
@@ -66,7 +66,7 @@ def _gradient(term: Term, x, batch, count):
 
 
 def chunked_gradient(term: Term, x, drawn: Drawn):
-    """As `gradient`, for a batch [chunks, chunk, ...]: the same sum, one chunk at a time."""
+    """Like `gradient`, for a batch [chunks, chunk, ...]: the same sum, one chunk at a time."""
     if drawn.mask.shape[0] == 1:
         return gradient(term, x, jax.tree.map(lambda a: a[0], drawn))
     count = jnp.sum(drawn.mask)
@@ -91,10 +91,10 @@ def descend(grad, opt: Optimizer, x, batches, opt_state, active=None, aug=None, 
         x, opt_state, grads, loss_sum = carry
         batch, active = inputs
         loss, g = grad(x, batch)
-        total = g if aug is None else add(aug, g)  # in this order: a form's g may be no array
+        total = g if aug is None else add(aug, g)  # in this order: a form's g may not be an array
         x, opt_state = opt.step(x, total, opt_state, active)
         if active is not None:
-            # Not a product: in a padded step they need not be finite.
+            # Not a product: in a padded step they may not be finite.
             loss, g = jax.tree.map(lambda a: jnp.where(active > 0, a, 0), (loss, g))
         return (x, opt_state, add(grads, g) if collect else None, loss_sum + loss), None
 
@@ -131,9 +131,9 @@ def client_update(term, s: Settings, broadcast: Broadcast, feed: ClientFeed, gra
     return Upload(own_part(s, broadcast, delta, steps), weight, steps, grads, loss)
 
 
-# The augmenting gradient is the server's: what it alone changes is taken out at the client, and
-# put back at the server. So an upload is the client's own part, which is what to clip, noise,
-# compress or mask.
+# The augmenting gradient comes from the server. The client takes out what that gradient alone
+# changes, and the server puts it back. So an upload is the client's own part: the part to clip,
+# noise, compress or mask.
 
 
 def own_part(s: Settings, broadcast: Broadcast, delta, steps):
@@ -172,7 +172,7 @@ def carried(s: Settings, broadcast: Broadcast, by_steps):
 
 
 def weighted_summand(s: Settings, upload: Upload) -> Sums:
-    """What FedAvg adds up of one client."""
+    """What one client adds to the sums of FedAvg."""
     by_steps = jnp.where(jnp.arange(1, s.local_steps + 1) == upload.steps, upload.weight, 0.0)
     return Sums(
         scale(upload.weight, upload.own), upload.weight, None, upload.grads, upload.steps,
@@ -181,7 +181,7 @@ def weighted_summand(s: Settings, upload: Upload) -> Sums:
 
 
 def mean_delta(s: Settings, broadcast: Broadcast, sums: Sums):
-    """Delta = sum p_i Delta_i / sum p_i, and 0 where no client is left."""
+    """Delta = sum p_i Delta_i / sum p_i, or 0 if no client is left."""
     total = sums.weighted
     if broadcast.aug is not None:
         total = add(total, carried(s, broadcast, sums.by_steps))
@@ -198,8 +198,8 @@ def central_update(term: Central, s: Settings, x, drawn: Drawn, opt_state, aug=N
 
 
 def central_shares(problem: Problem) -> dict[str, float]:
-    """The part of the central terms that each population carries where clients compute with
-    them: in full at each, they would count as often as there are populations."""
+    """Each population's share of the central terms, for algorithms whose clients use them. In full
+    at every population, the central terms would count once per population."""
     weights = {term.name: term.weight for term in problem.populations}
     total = sum(weights.values())
     return {name: w / total if total else 1 / len(weights) for name, w in weights.items()}
@@ -210,7 +210,7 @@ def central_batches(problem: Problem, drawn) -> list[Drawn]:
 
 
 def draw_central(problem: Problem, s: Settings, steps: int, auto: int) -> tuple[Draw | None, ...]:
-    """Batches of |B_c| for each central term; `auto` is the batch where the settings say so."""
+    """Batches of |B_c| for each central term; `auto` is the batch if the settings say `auto`."""
     return tuple(
         Draw(steps, central_batch(t, s, auto)) if isinstance(t, Central) else None
         for t in problem.terms
@@ -230,7 +230,7 @@ def central_batch(term: Term, s: Settings, auto: int) -> int:
 
 
 def report(problem: Problem, sums, central=()) -> dict:
-    """Info that every algorithm gives: each term's loss (its weight included), and counts."""
+    """Info that every algorithm returns: each term's loss (including its weight), and counts."""
     info = {}
     for population, s in zip(problem.populations, sums, strict=True):
         info[f"train/{population.name}/loss"] = s.loss / jnp.maximum(s.steps, 1)

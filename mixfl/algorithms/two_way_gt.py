@@ -51,7 +51,7 @@ class State(NamedTuple):
 )  # fmt: skip
 def two_way_gt(problem: Problem, s: Settings) -> Algorithm:
     terms = problem.terms
-    # Plain SGD: the gradients follow from the deltas. Otherwise they are added up on the way.
+    # With plain SGD the gradients follow from the deltas. Otherwise they are summed on the way.
     collect_f = not make(s.client_opt, s.client_lr).plain
     collect_c = not make(s.central_opt, s.eta_c).plain
 
@@ -76,7 +76,7 @@ def two_way_gt(problem: Problem, s: Settings) -> Algorithm:
         return client_update(term, s, broadcast, feed, collect=collect_f)
 
     def summand(upload):
-        # sum u_i is needed beside sum p_i u_i, unless they are the same or gradients are sent.
+        # sum u_i is needed as well as sum p_i u_i, unless they are equal or gradients are sent.
         sums = weighted_summand(s, upload)
         same = collect_f or s.weighting == "uniform"
         return sums if same else sums._replace(unweighted=upload.own)
@@ -110,9 +110,9 @@ def two_way_gt(problem: Problem, s: Settings) -> Algorithm:
         return mean if aug is None else difference(mean, aug)
 
     def federated_gt(sums, gt):
-        """gt_f' = -sum Delta_i / (eta sum K_i) - gt_c; without any client step it stays.
+        """gt_f' = -sum Delta_i / (eta sum K_i) - gt_c. It stays as it was if no client took a step.
 
-        Each client has taken the gt_c that it was sent out of its Delta_i: that leaves u_i.
+        Each client has already taken gt_c out of its Delta_i, which leaves u_i.
         """
         steps = jnp.maximum(sums.steps, 1)
         if collect_f:

@@ -1,4 +1,4 @@
-"""A deployed client whose loss is written in PyTorch: it takes its steps in PyTorch altogether."""
+"""A deployed client whose loss is written in PyTorch takes its steps entirely in PyTorch."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +14,7 @@ from mixfl.problem import Federated
 from mixfl.pytorch import Loss, tensor, to_numpy
 from mixfl.settings import Settings
 
-# Optimizers that are the same in optax and in PyTorch, with what their arguments are called there.
+# Optimizers that are the same in optax and in PyTorch, with PyTorch's names of their arguments.
 OPTIMIZERS: dict[str, tuple[Any, dict[str, str]]] = {
     "sgd": (torch.optim.SGD, {"momentum": "momentum", "nesterov": "nesterov"}),
     "adam": (torch.optim.Adam, {"eps": "eps"}),

@@ -1,6 +1,6 @@
-"""What an engine chooses where the settings say `auto`: the clients' forms, devices, chunks.
+"""What an engine chooses if the settings say `auto`: the clients' forms, devices, chunks.
 
-The `auto` of the mathematics is resolved elsewhere (`Recipe.resolve`).
+`Recipe.resolve` replaces each `auto` that the algorithm and the problem determine.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ SMALL_MODEL = 2**14  # numbers that a client trains
 
 
 def model_shapes(problem: Problem) -> Params | None:
-    """None if init can't tell: the preflight says what is wrong with it."""
+    """None if init fails: the preflight then says what is wrong with it."""
     try:
         return jax.eval_shape(problem.init, jax.random.key(0))
     except Exception:
@@ -42,7 +42,7 @@ class Forms(NamedTuple):
 
     @property
     def tables(self) -> dict[str, Mapping]:
-        """Per population, the tables of which its clients have only their rows."""
+        """Per population, the row-sparse tables."""
         return {n: f.tables for n, fs in self.of.items() for f in fs if isinstance(f, RowForm)}
 
     @property
@@ -53,7 +53,7 @@ class Forms(NamedTuple):
 
 
 def client_batches(term: Federated, s: Settings) -> tuple[int, int]:
-    """Steps and batch to which clients are padded: what the largest one can fill."""
+    """The steps and batch that clients are padded to: what the largest client can fill."""
     if not term.here:
         return s.local_steps, s.client_batch
     largest = int(term.clients.sizes().max())
@@ -63,12 +63,12 @@ def client_batches(term: Federated, s: Settings) -> tuple[int, int]:
 def choose_forms(
     problem: Problem, x: Params | None, algorithm: Algorithm, s: Settings, aggregation: Chain
 ) -> Forms:
-    """Where the algorithm has clients, and the model's shapes are known."""
+    """No forms if the algorithm has no clients, or if the model's shapes are not known."""
     if s.tables == "rows" and not any(t.rows for t in problem.populations):
         raise MixflError("tables = rows, but no term marks a table (rows=... of Federated).")
     if x is None or not algorithm.feed.clients:
         return Forms({t.name: () for t in problem.populations})
-    forms, refused = {}, dict[Refused, str]()  # why not, and whose reason it is
+    forms, refused = {}, dict[Refused, str]()  # reason -> module of the form
     for term in problem.populations:
         steps, batch = client_batches(term, s)
         chosen: list[Form] = []
@@ -90,7 +90,7 @@ def choose_forms(
 
 
 def trains_few_numbers(x: Params, forms: tuple[Form, ...]) -> bool:
-    """Does a client train so few numbers that beginning a step costs more than the step?"""
+    """Does a client train so few numbers that starting a step costs more than the step itself?"""
     numbers = {n: leaf.size for n, leaf in named_leaves(x).items()}
     for form in forms:
         numbers = form.trained(numbers)
@@ -100,11 +100,11 @@ def trains_few_numbers(x: Params, forms: tuple[Form, ...]) -> bool:
 def choose_devices(
     problem: Problem, x: Params | None, algorithm: Algorithm, s: Settings, forms: Forms
 ) -> int:
-    """The devices that share a cohort. Where `auto` on a CPU (of each process):
+    """The number of devices that share a cohort. On a CPU, `auto` means, in each process:
 
-    one where products are large enough to use all cores by themselves (large parameters, low-rank
-    layers) and where there are no clients; all but one for small models, where reading takes nearly
-    as long as training; otherwise all."""
+    one if there are no clients, or if products are large enough to use all cores by themselves
+    (large parameters, low-rank layers); all but one for small models, where reading takes nearly as
+    long as training; otherwise all."""
     available, count = processes.available(), jax.process_count()
     if s.aggregation != "mean" and algorithm.feed.clients:
         return _one_device(s, count)
@@ -132,7 +132,7 @@ def choose_devices(
 
 
 def _one_device(s: Settings, processes: int) -> int:
-    """Where all summands of a cohort are held at once."""
+    """For aggregations that hold all summands of a cohort at once."""
     chunked = s.cohort_chunk != "auto" and s.cohort_chunk < s.cohort_size
     if processes > 1 or s.devices not in ("auto", 1) or chunked:
         raise MixflError(
@@ -143,7 +143,7 @@ def _one_device(s: Settings, processes: int) -> int:
 
 
 def resolved(s: Settings, chunk: int, devices: int, forms: Forms) -> Settings:
-    """The settings with what was chosen."""
+    """The settings with each `auto` replaced by what was chosen."""
     chosen: dict[str, Any] = dict(
         cohort_chunk=chunk,
         devices=devices,

@@ -1,6 +1,6 @@
 """What runs rounds: the simulator (simulator.py), or a deployment (deploy/flower/engine.py).
 
-A run (runs/) needs no more of an engine than this, and knows of none in particular.
+A run (runs/) knows its engine only through this protocol.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,8 +27,8 @@ class Progress(NamedTuple):
     """How far a long round is."""
 
     round: int
-    share: float  # of its work that is done
-    words: str  # 40 of 100 clients
+    share: float  # of its work, done so far
+    words: str  # such as "40 of 100 clients"
 
 
 class Engine(Protocol):
@@ -42,14 +42,14 @@ class Engine(Protocol):
         """The shapes of a state, without its values."""
 
     def rounds(self, state: Any, start: int, stop: int) -> Iterator[RoundResult]:
-        """Rounds start .. stop - 1 from `state`, which is used up."""
+        """Rounds start .. stop - 1 from `state`, which is consumed."""
 
     def resolved(self) -> Settings:
-        """The settings, with every `auto` replaced by what it came to."""
+        """The settings, with every `auto` replaced by its value."""
 
     def round_bytes(self, round: int) -> RoundBytes:
-        """Counted from the arrays that are sent. Asked for after the round has been run."""
+        """Counted from the arrays that are sent. Call it after the round."""
 
     def notes(self) -> Iterator[str]:
-        """What the user should know before the first round: which exact shortcuts apply, which
-        were wanted and don't, and why."""
+        """What the user should know before the first round: which exact shortcuts apply, and why
+        others that the user may expect do not."""

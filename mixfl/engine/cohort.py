@@ -1,4 +1,4 @@
-"""Chance in a round: who takes part, and which rows are read in which order.
+"""The random draws of a round: who takes part, and which rows are read in which order.
 
 Every draw has its own generator, made from the seed, the round and what is drawn. So a round's
 data depends on nothing that happened before it, is the same for every algorithm, and needs no
@@ -17,7 +17,7 @@ def generator(seed: int, round: int, what: int, *which: int) -> np.random.Genera
 
 
 def cohort(seed: int, round: int, population: int, clients: int, size: int) -> np.ndarray:
-    """[size] positions of clients, without replacement. NumPy draws a few of many in O(size)."""
+    """[size] positions of clients, without replacement. This takes O(size) in NumPy."""
     rng = generator(seed, round, COHORT, population)
     return rng.choice(clients, size, replace=False)
 
@@ -26,8 +26,8 @@ def cohort_rows(seed, round, population, clients, first, sizes, steps, batch):
     """For each client, a fresh permutation of its rows, cut into batches: rows and mask
     [clients, steps, batch]. Client i has the rows first[i] .. first[i] + sizes[i].
 
-    It takes min(steps, the batches it has); the last one may be short. What is left over is padded
-    with the rows of the last batch, so that a padded row is finite where they are.
+    A client takes min(steps, the batches it has) steps; its last batch may be short. The rest is
+    padded with rows of that batch, so padding is finite if they are.
     """
     size = steps * batch
     rows = np.empty((len(clients), size), np.int64)
@@ -43,7 +43,7 @@ def cohort_rows(seed, round, population, clients, first, sizes, steps, batch):
 
 
 def client_keys(seed: int, round: int, population: int, clients) -> np.ndarray:
-    """[clients, 2] words for what a client draws at random in a round."""
+    """[clients, 2] words that seed a client's own random draws in a round."""
     words = [
         np.random.SeedSequence([seed, round, KEY, population, int(i)]).generate_state(2)
         for i in clients
@@ -57,7 +57,7 @@ def drawn_rows(rng: np.random.Generator, n: int, steps: int, batch: int) -> np.n
 
 
 def dealt_rows(rng: np.random.Generator, n: int, size: int) -> np.ndarray:
-    """[size] rows of n, none twice before all had their turn."""
+    """[size] rows of n. No row comes twice before every row has come once."""
     if size <= n:
         return rng.choice(n, size, replace=False)
     turns = [rng.permutation(n) for _ in range(-(-size // n))]

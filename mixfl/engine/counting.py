@@ -15,8 +15,8 @@ from mixfl.problem import Problem
 
 
 class ByteCounter:
-    """Without rows, a round's bytes follow from the shapes. A client that has only its rows of a
-    table sends and gets as much as it has of them: those are counted for every cohort."""
+    """Without row-sparse tables, a round's bytes follow from the shapes. With them, the bytes also
+    depend on how many rows each client holds, which is counted for every cohort."""
 
     def __init__(self, problem: Problem, feeder: Feeder, forms: Forms):
         self.problem, self.feeder, self.forms = problem, feeder, forms
@@ -29,7 +29,7 @@ class ByteCounter:
         self.fed[1].append(_rows(piece))
 
     def count(self, algorithm: Algorithm, round: int, shapes) -> RoundBytes:
-        """`shapes()` are those of the engine's state."""
+        """`shapes()` returns the shapes of the engine's state."""
         if not algorithm.feed.clients:
             return RoundBytes(0.0, 0.0)
         if algorithm not in self.fixed:
@@ -46,7 +46,7 @@ class ByteCounter:
     def held_rows(self, algorithm: Algorithm, round: int, population: int) -> dict[str, np.ndarray]:
         """Per table, how many rows each client of a round's cohort holds: [clients].
 
-        They are known for the last round, if all of it was read here; others are read."""
+        They are known for the last round, if this process read all of it. Other rounds are read."""
         fed = self.fed[1]
         if round != self.fed[0] or jax.process_count() > 1:
             fed = [_rows(piece) for piece in self.feeder.whole().pieces(algorithm, round)]
@@ -58,7 +58,7 @@ class ByteCounter:
         return {name: held[: self.feeder.s.cohort_size] for name, held in counts.items()}
 
     def _fixed(self, algorithm: Algorithm, round: int, shapes: Any) -> list[tuple]:
-        """Per population, bytes down and up: without rows of tables, and by table, per row."""
+        """Per population, bytes down and up: without table rows, and for each row of a table."""
         piece = next(iter(self.feeder.pieces(algorithm, round)))
         broadcasts = jax.eval_shape(algorithm.broadcast, shapes.algorithm, piece.drawn)
         counted = []
@@ -77,7 +77,7 @@ class ByteCounter:
                 up = sent(summand)._replace(loss=None) if isinstance(summand, Sums) else summand
                 return np.array([_bytes(own) + _bytes(one.share), _bytes((up, ids))], float)
 
-            # Affine in the number of rows: the arrays with one row and with two tell it all.
+            # Affine in the number of rows, so counting with one row and with two is enough.
             single = {table: 1 for table in self.forms.tables.get(term.name, ())}
             base = count(single)
             per_row = {t: count(single | {t: 2}) - base for t in single}

@@ -1,9 +1,9 @@
-"""Reads the data of the coming rounds, in a thread, while the present one computes.
+"""Reads the data of the coming rounds in a thread, while the current round computes.
 
-A round is fed in one piece, or in several where its cohort exceeds the chunk size, so that
-memory is bounded by the chunk and not by the cohort. Of several processes each reads its own part
-of every piece. Every piece is a new array: JAX may use
-a NumPy buffer in place while a round still runs, so none is ever written to again.
+A round is fed in one piece, or in several if its cohort exceeds the chunk size: the chunk bounds
+memory, not the cohort. If there are several processes, each reads its own part of every piece.
+Every piece is a new array: JAX may use a NumPy buffer in place while a round still runs, so a
+buffer is never written to again.
 """
 
 import copy
@@ -34,9 +34,9 @@ class Piece(NamedTuple):
 
 
 class Draws:
-    """The batches that are drawn at the server. They need no client's data."""
+    """The batches drawn at the server. They need no client data."""
 
-    chunk = 1  # clients that are read at once
+    chunk = 1  # clients read at once
 
     def __init__(
         self, problem: Problem, s: Settings, devices: int = 1, own: tuple[int, int] = (0, 1)
@@ -48,11 +48,11 @@ class Draws:
         return tuple(self._draw(round, j, draw) for j, draw in enumerate(algorithm.feed.draw))
 
     def chunks(self, draw: Draw) -> int:
-        """The parts that each of its batches is cut into."""
+        """The number of chunks that each batch is cut into."""
         return -(-draw.batch // self.s.central_chunk)
 
     def check_draws(self, algorithm: Algorithm) -> None:
-        """A round's central batches are read whole: more than memory holds is an error."""
+        """A round's central batches are read all at once. More than memory holds is an error."""
         for term, draw in zip(self.problem.terms, algorithm.feed.draw, strict=True):
             if draw is None:
                 continue
@@ -65,7 +65,7 @@ class Draws:
                 )
 
     def _own(self, n: int) -> slice:
-        """Of n places, those that this process fills."""
+        """The slice of n places that this process fills."""
         process, processes = self.own
         return slice(n // processes * process, n // processes * (process + 1))
 
@@ -79,7 +79,7 @@ class Draws:
         what = cohort.POOLED if term in self.problem.populations else cohort.CENTRAL
         rng = cohort.generator(s.seed, round, what, j)
         rows = cohort.drawn_rows(rng, len(term.examples), draw.steps, draw.batch)
-        # Cut into chunks as equal as can be, each padded to equal parts for the devices.
+        # Cut into chunks of nearly equal size, each padded to equal parts for the devices.
         chunks = self.chunks(draw)
         chunk = -(-draw.batch // (chunks * self.devices)) * self.devices
         place = np.arange(chunks * chunk)
@@ -91,7 +91,7 @@ class Draws:
 
 
 class Feeder(Draws):
-    """Those, and the batches of the clients."""
+    """Draws, and the batches of the clients."""
 
     def __init__(
         self, problem: Problem, s: Settings, devices: int = 1,
@@ -117,7 +117,7 @@ class Feeder(Draws):
         most = own[1] * max(1, CHUNK_BYTES // per_client)
         most = most if s.cohort_chunk == "auto" else s.cohort_chunk
         most = most if s.aggregation == "mean" else s.cohort_size  # compared with each other
-        # Chunks as equal as can be, each with equal parts for the devices.
+        # Chunks of nearly equal size, each with equal parts for the devices.
         chunks = -(-s.cohort_size // most)
         self.chunk = -(-s.cohort_size // (chunks * devices)) * devices
 
@@ -141,7 +141,7 @@ class Feeder(Draws):
             yield Piece(round, drawn if start == 0 else None, clients, last)
 
     def whole(self) -> "Feeder":
-        """One that reads the parts of all processes."""
+        """A Feeder that reads the parts of all processes."""
         every = copy.copy(self)
         every.own = (0, 1)
         return every
@@ -164,7 +164,7 @@ class Feeder(Draws):
             s.seed, round, population, chosen, first, sizes, steps, batch
         )
         missing = count - len(chosen)
-        if missing:  # no clients: padding, masked
+        if missing:  # padding in place of clients, masked
             rows = np.concatenate([rows, np.repeat(rows[:1], missing, 0)])
             mask = np.concatenate([mask, np.zeros_like(mask, shape=(missing, steps, batch))])
         share = None

@@ -1,5 +1,5 @@
-"""Looks at a problem before anything is computed or written, so that a mistake in it gets a
-sentence and not a traceback from inside a compiled round."""
+"""Checks a problem before anything is computed or written. A mistake in it then gets a sentence,
+not a traceback from inside a compiled round."""
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ def preflight(problem: Problem, s: Settings, row_sparse: bool = False) -> None:
     check_params(x)
     for term in problem.terms:
         if isinstance(term, Federated) and not term.here:
-            continue  # its nodes look at it
+            continue  # its nodes check it
         check_loss(term, x)
         if row_sparse and isinstance(term, Federated) and term.rows:
             check_rows(term, problem.init(jax.random.key(s.seed)))
@@ -48,26 +48,26 @@ def check_loss(term: Term, x) -> None:
     """One floating-point loss per example, or one number for a regularizer."""
     name = f"the loss of term '{term.name}'"
     if term.examples is None:
-        found = attempt(name, lambda: jax.eval_shape(term.loss, x))
-        if getattr(found, "shape", None) != ():
-            raise MixflError(f"{name} must return one number (it has no data), got {found}.")
+        value = attempt(name, lambda: jax.eval_shape(term.loss, x))
+        if getattr(value, "shape", None) != ():
+            raise MixflError(f"{name} must return one number (it has no data), got {value}.")
         return
     rows = term.examples.take(np.arange(BATCH) % len(term.examples))
-    found = attempt(name, lambda: jax.eval_shape(term.loss, x, rows))
-    if getattr(found, "shape", None) != (BATCH,):
+    losses = attempt(name, lambda: jax.eval_shape(term.loss, x, rows))
+    if getattr(losses, "shape", None) != (BATCH,):
         raise MixflError(
-            f"{name} returned {_shape(found)} for a batch of {BATCH} examples: it must return one "
+            f"{name} returned {_shape(losses)} for a batch of {BATCH} examples: it must return one "
             f"loss per example, shape ({BATCH},). Leave out the mean or sum over the batch."
         )
-    if not jnp.issubdtype(found.dtype, jnp.floating):
-        raise MixflError(f"{name} returned {found.dtype}: it must return floating-point numbers.")
+    if not jnp.issubdtype(losses.dtype, jnp.floating):
+        raise MixflError(f"{name} returned {losses.dtype}: it must return floating-point numbers.")
 
 
 def check_rows(term: Federated, x) -> None:
-    """The loss of a client that holds only the rows of tables that its data names is the same.
+    """A client that holds only the table rows that its data names must have the same loss.
 
-    At a model with noise, as one of zeros would hide much; and in two orders of the rows, as
-    the numbers in a batch are positions then, and mean nothing by themselves.
+    Checked at a model with noise, because zeros would hide mistakes. Checked with two orders of the
+    rows, because the numbers in a batch are then positions, which mean nothing by themselves.
     """
     rng = np.random.default_rng(0)
     x = jax.tree.map(lambda a: a + jnp.asarray(0.5 * rng.normal(size=a.shape), a.dtype), x)
@@ -99,12 +99,12 @@ def check_rows(term: Federated, x) -> None:
             )
 
 
-def _shape(found) -> str:
-    return f"shape {found.shape}" if hasattr(found, "shape") else f"a {type(found).__name__}"
+def _shape(value) -> str:
+    return f"shape {value.shape}" if hasattr(value, "shape") else f"a {type(value).__name__}"
 
 
 def attempt(name: str, function, hint: str = ""):
-    """Calls a function of the user's; its error becomes a message with the place in the file."""
+    """Calls a function of the user's. Its error becomes a message with the user's file and line."""
     try:
         return function()
     except MixflError:
@@ -114,7 +114,7 @@ def attempt(name: str, function, hint: str = ""):
 
 
 def _describe(error: Exception) -> str:
-    """The error's first line, and the user's line that it came from."""
+    """The error's first line, and the line of the user's code that it came from."""
     frames = []
     trace = error.__traceback__
     while trace is not None:

@@ -1,9 +1,9 @@
 """Several processes, on one host or several, that train one model together (docs/scaling.md).
 
 Each runs the same program on its own part of every cohort; jax.distributed connects them. Only
-process 0 prints, evaluates and writes. What a process would find out or decide for itself (an
-error, to stop, where to go on) all must know at the same point of the program: one that left
-would be waited for in the next sum over clients.
+process 0 prints, evaluates and writes. Whatever one process finds out or decides (an error, to
+stop, where to continue), all must know at the same point of the program. If one just left, the
+others would wait for it in the next sum over clients.
 """
 
 import functools
@@ -22,7 +22,7 @@ from mixfl.errors import Diverged, MixflError
 
 COORDINATOR, PROCESSES, PROCESS = "JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"
 WAIT, WAIT_SECONDS = "MIXFL_WAIT_SECONDS", 300
-FAILED = (jax.errors.JaxRuntimeError, ValueError)  # what JAX raises where a sum has failed
+FAILED = (jax.errors.JaxRuntimeError, ValueError)  # what JAX raises if a sum failed
 HOW = (
     f"Start mixfl by srun or mpirun, or set {COORDINATOR}=HOST:PORT (of process 0), {PROCESSES} "
     f"and {PROCESS} (see docs/scaling.md)."
@@ -30,14 +30,14 @@ HOW = (
 
 
 def start() -> None:
-    """Joins the other processes, before JAX computes anything. Which they are is said by the
-    environment, by our variables or, as jax.distributed finds out, by SLURM, Open MPI or so."""
+    """Joins the other processes, before JAX computes anything. The environment names them: in the
+    variables above, or in those of SLURM, Open MPI and others, which jax.distributed reads."""
     wait = _number(WAIT, WAIT_SECONDS)
     address, count, index = os.environ.get(COORDINATOR), _number(PROCESSES), _number(PROCESS)
-    # Python's own handlers of signals are ours; JAX would take SIGTERM.
+    # mixfl has its own signal handlers; JAX would take SIGTERM.
     jax.config.update("jax_enable_preemption_service", False)
 
-    # When JAX has waited too long it aborts the process, with a stack of C++. We are earlier.
+    # After its own timeout, JAX aborts the process with a C++ stack trace. This one is earlier.
     def alone():
         missing = f"of the {count} processes" if count else "of the processes"
         print(
@@ -54,7 +54,7 @@ def start() -> None:
         jax.distributed.initialize(
             address, count, index, initialization_timeout=2 * wait, shutdown_timeout_seconds=60
         )
-    except Exception as error:  # of JAX and of the clusters that it knows
+    except Exception as error:  # from JAX, or from its code for clusters
         raise MixflError(f"the processes can't be connected: {error} {HOW}") from None
     finally:
         watch.cancel()
@@ -74,27 +74,27 @@ def first() -> bool:
 
 
 def devices(count: int) -> list:
-    """So many devices, of each process as many."""
+    """`count` devices, the same number from each process."""
     processes = range(jax.process_count())
     each = count // len(processes)
     return [d for p in processes for d in jax.local_devices(process_index=p)[:each]]
 
 
 def available() -> int:
-    """The devices that there are, as many of each process."""
+    """The number of devices, if each process uses as many as the one with the fewest."""
     processes = range(jax.process_count())
     return len(processes) * min(len(jax.local_devices(process_index=p)) for p in processes)
 
 
 def local(tree: Any) -> Any:
-    """Arrays that all processes have whole as arrays of this one, to compute with alone."""
+    """Turns arrays that every process has in full into arrays of this process alone."""
     if jax.process_count() == 1:
         return tree
     return jax.tree.map(lambda a: a.addressable_data(0), tree)
 
 
 def gather(value: Any) -> list:
-    """The values of all processes, in order. They come back as JSON makes them."""
+    """The values of all processes, in order. They travel as JSON."""
     if jax.process_count() == 1:
         return [value]
     content = np.frombuffer(json.dumps(value).encode(), np.uint8)
@@ -108,7 +108,7 @@ def gather(value: Any) -> list:
 
 
 def share(tree: Any) -> Any:
-    """Process 0's arrays, to the bit; the others give arrays of the same shapes."""
+    """Process 0's arrays, bit for bit. The others pass arrays of the same shapes."""
     if jax.process_count() == 1:
         return tree
 
@@ -133,7 +133,7 @@ def _add(array: np.ndarray) -> np.ndarray:
 
 @functools.cache
 def _adder():
-    """One device of each process: they may have different numbers of them."""
+    """Uses one device of each process, since processes may have different numbers of devices."""
     mesh = Mesh(np.array(devices(jax.process_count())), ("processes",))
     add = jax.shard_map(
         lambda a: jax.lax.psum(a[0], "processes"), mesh=mesh, in_specs=P("processes"),
@@ -143,10 +143,10 @@ def _adder():
 
 
 class Together:
-    """`with Together() as shared:` what one process can't do ends all of them.
+    """`with Together() as shared:` if one process fails, all of them do.
 
-    An error in one is raised in all at the end of the block; without one, all have process 0's
-    `shared.value` afterwards (as JSON makes it).
+    An error in one is raised in all at the end of the block. Without an error, all have process 0's
+    `shared.value` afterwards. It travels as JSON.
     """
 
     def __init__(self):
@@ -179,7 +179,7 @@ def _elsewhere(process: int, message: str, round: int | None) -> MixflError:
 
 
 def lost(error: Exception) -> MixflError | None:
-    """What to say if a sum over the processes has failed; None if it's another error."""
+    """The message if a sum over the processes failed; None if it is another error."""
     sums = isinstance(error, jax.errors.JaxRuntimeError) or "Gloo" in str(error)
     if jax.process_count() == 1 or not sums:
         return None

@@ -1,7 +1,7 @@
-"""One compiled program per round: what the clients of each population sum up to (summing.py), and
+"""One compiled program per round: the sums over the clients of each population (summing.py), and
 the work at the server.
 
-With several devices each sums over its part of the cohort, and the sums are added up.
+If there are several devices, each sums over its part of the cohort, and the sums are added up.
 """
 
 from collections.abc import Callable
@@ -23,7 +23,7 @@ from mixfl.problem import Problem
 from mixfl.settings import Settings
 
 AXIS = "clients"
-DRAWN, CLIENTS = P(None, None, AXIS), P(AXIS)  # the axes that the devices share
+DRAWN, CLIENTS = P(None, None, AXIS), P(AXIS)  # the axis that is split over devices
 
 
 class State(NamedTuple):
@@ -49,7 +49,7 @@ class Round:
     """The programs of one algorithm: `whole` for a round in one piece, and its three parts.
 
     `after_chunk`, if given, is called from the running program after each chunk of the batches
-    drawn at the server. JAX keeps no program that calls back in its cache on disk.
+    drawn at the server. JAX's cache on disk does not keep such a program.
     """
 
     def __init__(
@@ -85,13 +85,13 @@ class Round:
         return self.algorithm.broadcast(state.algorithm, self._told(drawn))
 
     def _accumulate(self, carry, broadcasts, clients, aggregation):
-        """A chunk of the cohort: the sums so far, and its clients' reports."""
+        """Adds a chunk of the cohort to the sums; also returns the reports of its clients."""
         self.traces += 1
         more, reports = self._sum(broadcasts, clients, aggregation)
         return add(carry, more), reports
 
     def _finish(self, state, drawn, broadcasts, carry, reports):
-        """`reports` has those of each chunk's clients, per population."""
+        """`reports` has, per chunk and population, the reports of the clients."""
         central = self.algorithm.central(state.algorithm, self._told(drawn))
         after, info = self.algorithm.update(state.algorithm, broadcasts, carry.sums, central)
         info = {**info, **carry.counts, "clients/rejected": carry.rejected, "finite": finite(after)}
@@ -112,7 +112,7 @@ class Round:
         return self.place(jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), self.shapes))
 
     def place(self, tree):
-        """Where the programs leave their results: from elsewhere JAX would compile them again."""
+        """Puts a tree where the programs leave their results, so JAX need not compile again."""
         if self.mesh is None:
             return tree
         if jax.process_count() > 1:
@@ -120,7 +120,7 @@ class Round:
         return jax.device_put(tree, NamedSharding(self.mesh, P()))
 
     def joined(self, drawn, clients):
-        """What each of several processes has read, as arrays of which it has its part."""
+        """Joins what each process has read into arrays that are split over the processes."""
         if jax.process_count() == 1:
             return drawn, clients
         return self._joined(DRAWN, drawn), self._joined(CLIENTS, clients)

@@ -1,7 +1,7 @@
 """Many of NumPy's generators at once: the same bits as `default_rng(words)` for each.
 
-Making one from a SeedSequence takes longer than drawing a client's order with it. Its hash of the
-words, which NumPy promises to keep, is worked out here for all of them together.
+Making one from a SeedSequence takes longer than drawing a client's order with it. Here its hash of
+the words, which NumPy promises not to change, is computed for all of them together.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ POOL = 4  # words
 
 
 class Hash:
-    """Of 32-bit words, with a constant that changes from word to word."""
+    """A hash of 32-bit words, with a constant that changes from word to word."""
 
     def __init__(self, first: int, factor: int):
         self.constant, self.factor = first, factor
@@ -33,7 +33,7 @@ def mix(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def states(words: list[int], last: np.ndarray) -> np.ndarray:
-    """[n, 4] of 64 bits: what SeedSequence([*words, last[i]]) gives a PCG64."""
+    """[n, 4] words of 64 bits: what SeedSequence([*words, last[i]]) gives to PCG64."""
     every = [np.full(len(last), word, np.uint32) for word in words] + [last.astype(np.uint32)]
     every += [np.zeros(len(last), np.uint32)] * (POOL - len(every))
     hashed = Hash(0x43B0D7E5, 0x931E8875)

@@ -20,7 +20,7 @@ from mixfl.errors import MixflError
 from mixfl.problem import Params, Problem
 from mixfl.settings import Settings
 
-LONG_ROUND = 32  # chunks of central batches in a round from which on it tells its progress
+LONG_ROUND = 32  # a round with this many chunks of central batches reports its progress
 
 
 @dataclass
@@ -62,7 +62,7 @@ class Simulator:
         self.byte_counter = ByteCounter(problem, self.feeder, self.forms)
         self.waited = 0.0  # seconds that the loop waited for data
         self.on_progress: Callable[[Progress], None] = lambda _: None
-        self.under_way: deque[LongRound] = deque()  # long rounds that were begun
+        self.under_way: deque[LongRound] = deque()  # long rounds in flight
 
     def init(self) -> Any:
         """The state before the first round; the model comes from the seed."""
@@ -111,8 +111,8 @@ class Simulator:
         return self.programs[algorithm]
 
     def long(self, algorithm: Algorithm) -> int:
-        """The chunks that the server computes in a round, if they are many; otherwise 0. Several
-        processes don't count them: a program calls back in one of them only."""
+        """How many chunks the server computes in a round, if it is long; otherwise 0. Also 0
+        if there are several processes: a program calls back in only one of them."""
         if jax.process_count() > 1:
             return 0
         chunks = [(draw.steps, self.feeder.chunks(draw)) for draw in algorithm.feed.draw if draw]
@@ -128,11 +128,11 @@ class Simulator:
 
     @property
     def traces(self) -> int:
-        """Programs traced so far: one per phase of the algorithm, whatever the rounds."""
+        """Programs traced so far: one per phase of the algorithm, however many rounds."""
         return sum(p.traces for p in self.programs.values())
 
     def rounds(self, state: Any, start: int, stop: int) -> Iterator[RoundResult]:
-        """Rounds start .. stop - 1 from `state`, which is used up."""
+        """Rounds start .. stop - 1 from `state`, which is consumed."""
 
         def source():
             for t in range(start, stop):
@@ -145,7 +145,7 @@ class Simulator:
             pieces = iter(feed)
             for t in range(start, stop):
                 state, info = self._round(self.at(t), state, pieces)
-                # Stay one round ahead of the device, no more: memory and Ctrl-C want that.
+                # Stay only one round ahead of the device, to bound memory and to react to Ctrl-C.
                 if pending is not None:
                     jax.block_until_ready(pending)
                 pending = info
@@ -169,7 +169,7 @@ class Simulator:
         while True:
             carry, more = program.accumulate(carry, broadcasts, piece.clients, state.aggregation)
             reports.append(more)
-            jax.block_until_ready(carry.rejected)  # a chunk's memory at a time
+            jax.block_until_ready(carry.rejected)  # only one chunk in memory
             long.clients_done = min(long.clients_done + self.feeder.chunk, long.clients)
             self.on_progress(long.progress())
             if piece.last:

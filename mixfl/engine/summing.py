@@ -4,10 +4,10 @@
 their changes are stacked. (On a CPU, batched products of per-client weights are slow.) Small models
 are the exception: their clients train in groups.
 
-A client whose update is not finite must not reach the sums. Looking at every update costs a pass
-over the model per client. So the scan runs without looking. Only if the sums turn out not to be
-finite, a second scan in the same program looks. It also runs where the aggregation would have
-encoded differently had it known the reports of all clients.
+A client whose update is not finite must not reach the sums. Looking at every update would cost a
+pass over the model per client, so the first scan does not look. Only if the sums are not finite, a
+second scan in the same program does. It also runs if the aggregation, knowing the reports of all
+clients, would have encoded them differently.
 
 `Population.compared` holds all summands at once, for aggregations that compare them.
 """
@@ -37,14 +37,14 @@ from mixfl.forms.base import (
 from mixfl.problem import Federated
 from mixfl.settings import Settings
 
-GROUP = 10  # clients that train at once, where they train few numbers
+GROUP = 10  # clients that train at once, if they train few numbers
 
 
 class Summed(NamedTuple):
     sums: Any
     rejected: Any  # clients left out because their update was not finite
     counts: dict[str, Any]  # what the aggregation counted
-    reports: Any  # of all clients, those of other devices too, [clients, ...]
+    reports: Any  # of all clients, also those on other devices, [clients, ...]
 
 
 def finite(tree) -> jax.Array:
@@ -53,7 +53,7 @@ def finite(tree) -> jax.Array:
 
 @dataclass(frozen=True)
 class Population:
-    """How the clients of one population are summed up."""
+    """Sums over the clients of one population."""
 
     algorithm: Algorithm
     aggregation: Chain
@@ -61,7 +61,7 @@ class Population:
     axis: str | None  # of the devices that share the cohort
 
     def sum(self, term: Federated, broadcast: Broadcast, feeds: ClientFeed, state) -> Summed:
-        """`state` is the aggregation's."""
+        """`state` is the state of the aggregation."""
         chain = self.aggregation
         group = group_size(len(feeds.batches.mask), broadcast.x, self.forms)
         forms, term, broadcast, feeds = start(self.forms, term, broadcast, feeds)
@@ -82,8 +82,8 @@ class Population:
         return Summed(sums, rejected, chain.counted(settled, reports), every)
 
     def _total(self, group: int, forms, term, broadcast, feeds, told, look: bool):
-        """The sum of the codes, the number of clients left out (0 if they are not looked for), and
-        all reports."""
+        """The sum of the codes, the number of clients left out (0 without `look`), and all
+        reports."""
         count = len(feeds.batches.mask)
         client = functools.partial(self._client, forms, term, broadcast, told, look)
 
@@ -114,8 +114,8 @@ class Population:
         return sums, jnp.sum(bad, dtype=jnp.int32), reports
 
     def _client(self, forms, term, broadcast, told, look: bool, feed):
-        """Of one client: what is added up, and beside it what is kept until all have trained,
-        whether it is left out, and its report."""
+        """For one client: what it adds to the sums; then what is kept until all have trained,
+        whether the client is left out, and its report."""
         summand = client_summand(self.algorithm, forms, term, broadcast, feed)
         code, report = self.aggregation.encode(told, summand, feed.key)
         code = map_parts(lambda a: a.to_keep() if is_kept(a) else a, code)
@@ -128,7 +128,7 @@ class Population:
         return added, (kept, bad, report)
 
     def compared(self, s: Settings, term, broadcast, feeds, state) -> Summed:
-        """The sums where all summands are held at once."""
+        """The sums for aggregations that hold all summands at once."""
         chain = self.aggregation
 
         def one(_, feed):
@@ -139,7 +139,7 @@ class Population:
 
 
 def compared(s: Settings, chain: Chain, summands, keys, state) -> Summed:
-    """Of stacked summands [clients, ...]."""
+    """The sums of stacked summands [clients, ...]."""
     encode = jax.vmap(chain.encode, in_axes=(None, 0, 0))
     told = chain.told(state)
     _, reports = encode(told, summands, keys)
@@ -160,8 +160,8 @@ def _gathered(reports, axis: str):
 
 
 def group_size(clients: int, x, forms: Sequence[Form]) -> int:
-    """How many clients train at once. A step of a small model costs mostly to begin it; products of
-    large ones are slow in batches."""
+    """How many clients train at once. In small models, starting a step is most of its cost. In
+    large ones, batched products are slow."""
     if not trains_few_numbers(x, tuple(forms)):
         return 1
     most = clients if any(form.large_groups for form in forms) else GROUP

@@ -1,9 +1,10 @@
-"""Exact other ways to compute the same client (see base.py).
+"""Other exact ways to compute the same client (see base.py).
 
-rows.py      of a table, only the rows that a client's data names
-low_rank.py  a dense layer on raw inputs without a copy of it per client
-lookups.py   gradients of tables by the rows that were looked up
-jaxpr.py     a loss as a list of operations, in which layers and lookups are found
+rows.py          a client gets only the table rows that its data names
+low_rank.py      a dense layer on raw inputs without a copy of it per client
+first_layers.py  finds such layers in a loss
+lookups.py       gradients of tables, as the rows that were looked up
+jaxpr.py         a loss as a list of operations: shows how it uses a parameter
 """
 
 from mixfl.forms import lookups, low_rank, rows

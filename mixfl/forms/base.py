@@ -1,18 +1,18 @@
-"""What a form is: an exact other way to compute the clients of one population.
+"""What a form is: another exact way to compute the clients of one population.
 
-A client trains and uploads the whole model. Often much of that can be left out: rows of a table
-that its data does not name, a first layer whose change has low rank. A form leaves it out, and the
-sums come out the same, to rounding. It is a few methods around the algorithm's own `client`:
+A client trains and uploads the whole model. Often much of that can be left out: table rows that its
+data does not name, or a first layer whose change has low rank. A form leaves it out, and the sums
+are the same up to rounding. It is a few methods around the algorithm's own `client`:
 
-    read       at the host: what the round must know of the batches
+    read       on the host: collects what the round must know about the batches
     start      in the round, for all clients at once, before the first one trains
-    narrow     what one client gets in place of its term, its broadcast and its feed
-    summand    its summand, with Parts in place of arrays that are not formed
-    widen      the sums over all clients, with arrays in place of what was kept of each
+    narrow     replaces one client's term, broadcast and feed
+    summand    replaces arrays of the client's summand by Parts, which are never formed
+    widen      turns Parts that were kept for each client into arrays of the sums
 
-The defaults change nothing, so a form has only the methods that it needs. A module of a form has
-`choose(Candidate)`, which returns the form, or why it is not used where one would expect it
-(a `Refused`), or None.
+The defaults change nothing, so a form defines only the methods that it needs. A form's module has
+`choose(Candidate)`. It returns the form, None, or a `Refused`: why a form that the user may expect
+is not used.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -27,31 +27,31 @@ from mixfl.settings import Settings
 
 
 class Part:
-    """In a summand, what stands for an array that is not formed: a leaf of its tree."""
+    """Stands for an array of a summand that is never formed. A leaf of the summand's tree."""
 
-    kept = False  # each client's is kept, and the form's `widen` makes one array of them
+    kept = False  # if True, it is kept for each client until `widen` makes one array of all
 
     def to_keep(self) -> "Part":
-        """What is needed of it until then."""
+        """The part of it that `widen` needs."""
         return self
 
     def squares(self) -> Any:
-        """The sum of the squares of the array."""
+        """The sum of the array's squares."""
         raise NotImplementedError
 
     def scaled(self, factor) -> "Part":
         raise NotImplementedError
 
     def mapped(self, function: Callable) -> "Part":
-        """With a function of single numbers, by which 0 stays 0."""
+        """Applies an elementwise function that maps 0 to 0."""
         raise NotImplementedError
 
     def of_group(self) -> "Part":
-        """Those of several clients, stacked along the first axis, as one."""
+        """Turns the Parts of several clients, stacked along the first axis, into one."""
         raise NotImplementedError
 
     def zero(self) -> Any:
-        """The array that a sum begins with."""
+        """The array of zeros that a sum starts from."""
         raise NotImplementedError
 
     def added_to(self, total) -> Any:
@@ -73,14 +73,14 @@ def leaves_and_parts(tree: Any) -> list:
 
 class Form:
     name = ""
-    large_groups = False  # a whole cohort may train at once, where clients train few numbers
+    large_groups = False  # a whole cohort may train at once, if clients train few numbers
 
     def read(self, feed: ClientFeed) -> ClientFeed:
         return feed
 
     def start(self, term: Federated, broadcast: Broadcast, feeds: ClientFeed):
-        """`feeds` has those of all clients, [clients, ...]. Returns the form to go on with, and
-        the three arguments."""
+        """`feeds` has the feeds of all clients, [clients, ...]. Returns the form to continue with,
+        and the three arguments."""
         return self, term, broadcast, feeds
 
     def narrow(self, term: Federated, broadcast: Broadcast, feed: ClientFeed):
@@ -90,11 +90,11 @@ class Form:
         return sums
 
     def widen(self, sums: Sums, without: Any) -> Sums:
-        """`without` [clients] says which clients are left out; None if none is."""
+        """`without` [clients] marks the clients that are left out; None if there are none."""
         return sums
 
     def around(self, step: Callable) -> Callable:
-        """step(carry, feed) of the scan over clients, or groups of clients."""
+        """Wraps step(carry, feed) of the scan over clients, or over groups of clients."""
         return step
 
     def trained(self, numbers: Mapping[str, int]) -> dict[str, int]:
@@ -103,22 +103,22 @@ class Form:
 
 
 class Candidate(NamedTuple):
-    """What a form is chosen by."""
+    """What `choose` decides from."""
 
     term: Federated
     x: Params  # shapes
     algorithm: Algorithm
     settings: Settings
-    steps: int  # the most that a client takes
+    steps: int  # the most steps that a client takes
     batch: int  # its largest batch
-    single: bool  # summands are compared with each other, so that they must be arrays
-    squares: bool  # the norm of a summand is asked for
-    elements: bool  # single numbers of a summand are changed
-    others: Sequence[Form] = ()  # chosen before
+    single: bool  # summands are compared with each other, so they must be arrays
+    squares: bool  # the aggregation needs the norms of summands
+    elements: bool  # the aggregation changes single numbers of a summand
+    others: Sequence[Form] = ()  # the forms chosen before this one
 
 
 class Refused(str):
-    """Why a form is not used, as the end of a sentence."""
+    """Why a form is not used: the end of a sentence."""
 
 
 def start(forms: Sequence[Form], term: Federated, broadcast: Broadcast, feeds: ClientFeed):
@@ -142,7 +142,7 @@ def client_summand(algorithm: Algorithm, forms: Sequence[Form], term, broadcast,
 
 
 def alone(algorithm: Algorithm, forms: Sequence[Form], term, broadcast, feed) -> Any:
-    """The same for a client that trains by itself, as in a deployment: all arrays are formed."""
+    """The same for a client that trains by itself, as in a deployment. All arrays are formed."""
     stacked = jax.tree.map(lambda a: a[None], feed)
     begun, term, broadcast, stacked = start(forms, term, broadcast, stacked)
     feed = jax.tree.map(lambda a: a[0], stacked)
@@ -160,7 +160,7 @@ def squares(leaf: Any) -> Any:
 
 
 def mapped(function: Callable, leaf: Any) -> Any:
-    """A function of single numbers, by which 0 stays 0."""
+    """Applies an elementwise function that maps 0 to 0."""
     return leaf.mapped(function) if is_part(leaf) else function(leaf)
 
 
@@ -169,12 +169,12 @@ def scaled(factor: Any, leaf: Any) -> Any:
 
 
 def zeros_for(summand: Any) -> Any:
-    """Where sums begin."""
+    """The zeros that sums start from."""
     return map_parts(lambda a: a.zero() if is_part(a) else jnp.zeros(a.shape, a.dtype), summand)
 
 
 def add_to(total: Any, summand: Any) -> Any:
-    """total + summand, where leaves of the summand may be Parts."""
+    """total + summand. Leaves of the summand may be Parts."""
     return jax.tree.map(lambda t, a: a.added_to(t) if is_part(a) else t + a, total, summand)
 
 

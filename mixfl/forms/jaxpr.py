@@ -1,7 +1,7 @@
-"""A loss as a list of operations, of which parts can be taken.
+"""A loss as a list of operations, from which functions can be cut out.
 
-The loss itself tells how a parameter is used: so first layers (lowrank.py) and tables that are only
-looked up (lookups.py) are found without the user saying so.
+The operations show how the loss uses each parameter. So the user need not mark first layers
+(first_layers.py) or tables that are only looked up (lookups.py).
 """
 
 import functools
@@ -27,18 +27,18 @@ class Traced:
     @functools.cached_property
     def moving(self) -> set:
         """The variables that depend on the parameters."""
-        found = set(self.params.values())
+        dependent = set(self.params.values())
         for eqn in self.jaxpr.eqns:
-            if any(v in found for v in variables(eqn.invars)):
-                found.update(eqn.outvars)
-        return found
+            if any(v in dependent for v in variables(eqn.invars)):
+                dependent.update(eqn.outvars)
+        return dependent
 
     def users(self, variable) -> list:
-        """The operations that a variable goes into, each as often as it does."""
+        """The operations that use a variable; one that uses it twice is listed twice."""
         return [e for e in self.jaxpr.eqns for v in variables(e.invars) if v is variable]
 
     def function(self, inputs: Sequence, outputs: Sequence) -> Callable:
-        """From the variables `inputs` to `outputs`, which need nothing else."""
+        """A function from the variables `inputs` to `outputs`, which must need nothing else."""
         jaxpr = self.jaxpr.replace(
             invars=list(inputs), outvars=list(outputs), eqns=self._needed(inputs, outputs)[0],
             debug_info=self.jaxpr.debug_info.with_unknown_names(),
@@ -46,7 +46,7 @@ class Traced:
         return jaxpr_as_fun(ClosedJaxpr(jaxpr, self.consts))
 
     def reads(self, inputs: Sequence, outputs: Sequence) -> set:
-        """The variables that `outputs` need if `inputs` are given."""
+        """The variables that computing `outputs` from `inputs` reads."""
         return self._needed(inputs, outputs)[1]
 
     def _needed(self, inputs, outputs):
@@ -63,7 +63,7 @@ def variables(atoms) -> list:
 
 
 def inlined(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """With calls of jitted functions replaced by what they do."""
+    """Replaces calls of jitted functions by the operations in them."""
 
     def evaluate(jaxpr, consts, *args):
         values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
@@ -74,12 +74,12 @@ def inlined(closed: ClosedJaxpr) -> ClosedJaxpr:
         for eqn in jaxpr.eqns:
             given = [read(v) for v in eqn.invars]
             if eqn.primitive.name == "jit":
-                found = evaluate(eqn.params["jaxpr"].jaxpr, eqn.params["jaxpr"].consts, *given)
+                results = evaluate(eqn.params["jaxpr"].jaxpr, eqn.params["jaxpr"].consts, *given)
             else:
                 params = eqn.primitive.get_bind_params(eqn.params)
-                found = eqn.primitive.bind(*given, **params)
-                found = found if eqn.primitive.multiple_results else [found]
-            values.update(zip(eqn.outvars, found, strict=True))
+                results = eqn.primitive.bind(*given, **params)
+                results = results if eqn.primitive.multiple_results else [results]
+            values.update(zip(eqn.outvars, results, strict=True))
         return [read(v) for v in jaxpr.outvars]
 
     if not any(eqn.primitive.name == "jit" for eqn in closed.jaxpr.eqns):

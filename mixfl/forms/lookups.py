@@ -1,10 +1,10 @@
-"""Gradients of tables that a loss only looks rows up in: steps that touch those rows alone.
+"""Gradients of tables that a loss only looks rows up in. A step touches only those rows.
 
-Automatic differentiation gives the gradient of such a table as an array of the table's size, zero
-except for the rows in the batch. A step then writes the zeros, adds the rows to them, and reads all
-of it again. Here the loss is differentiated by the rows that it looked up, and a step adds their
-gradients to the table. Such tables are found in the loss itself: parameters that go into nothing
-but gathers.
+Automatic differentiation returns the gradient of such a table as an array of the table's size, zero
+except for the rows in the batch. A step then writes the zeros, adds the rows, and reads everything
+again. Here the loss is differentiated with respect to the rows that it looked up, and a step adds
+their gradients to the table. The loss itself shows which tables qualify: those that only gathers
+use.
 """
 
 import dataclasses
@@ -23,12 +23,12 @@ from mixfl.trees import name, on_named
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Additions:
-    """An array that is zero except for what was added to it. It can be scaled, and added to or
+    """An array that is zero except where values were added. It can be scaled, and added to or
     subtracted from an array of the same shape."""
 
-    places: list[Any]  # indices of the rows, per lookup
+    places: list[Any]  # per lookup, the indices of the rows
     values: list[Any]  # what is added there
-    how: tuple = field(metadata={"static": True})  # per lookup, the rest of lax.scatter_add
+    how: tuple = field(metadata={"static": True})  # per lookup, other arguments of scatter_add
 
     __array_ufunc__ = None  # NumPy's arrays leave the arithmetic to this class, as JAX's do
 
@@ -50,13 +50,13 @@ class Additions:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class LookedUp:
-    """In place of a table: the rows that were looked up in it."""
+    """Stands for a table: the rows that were looked up in it."""
 
     rows: list[Any]
 
 
 class Lookups(Form):
-    """Of the tables of which clients have only their rows."""
+    """For the tables in the rows form (rows.py)."""
 
     name = "lookups"
 
@@ -69,7 +69,7 @@ class Lookups(Form):
 
 
 def choose(c: Candidate) -> Form | None:
-    """Wherever clients have rows. A low-rank layer has a loss of its own, which can't be both."""
+    """Used with the rows form. A low-rank layer replaces the loss too, and both can't."""
     by_name = {form.name: form for form in c.others}
     if "rows" not in by_name or "low_rank" in by_name:
         return None
@@ -78,7 +78,7 @@ def choose(c: Candidate) -> Form | None:
 
 @dataclass(frozen=True)
 class LookupLoss:
-    """A loss whose gradient has Additions in place of tables in which it only looks rows up."""
+    """A loss whose gradient has Additions in place of the tables that are only looked up."""
 
     loss: Callable
     tables: Collection[str]
@@ -93,8 +93,8 @@ class LookupLoss:
 
 
 def by_rows(loss: Callable, tables: Collection[str], x, data) -> tuple[Callable, Any, Callable]:
-    """The loss as a function of x with LookedUp in place of tables, that x, and a function that
-    turns a gradient by it into one by x."""
+    """Three things: the loss as a function of x with LookedUp in place of tables; this x; and a
+    function that turns a gradient with respect to it into one with respect to the original x."""
     traced = Traced(loss, x, data)
     gathers = {n: eqns for n in tables if (eqns := _gathers(traced, n))}
     eqns = [eqn for several in gathers.values() for eqn in several]
@@ -134,7 +134,7 @@ def _is_looked_up(leaf) -> bool:
 
 
 def _gathers(traced: Traced, table: str) -> list:
-    """The lookups in a table, or none where it goes into anything else as well."""
+    """The lookups in a table; none if another operation uses the table too."""
     users = traced.users(traced.params[table])
     plain = all(
         eqn.primitive.name == "gather" and eqn.invars[0] is traced.params[table]
@@ -145,7 +145,7 @@ def _gathers(traced: Traced, table: str) -> list:
 
 
 def _scatter(gather) -> tuple:
-    """How lax.scatter_add undoes a gather."""
+    """The arguments with which lax.scatter_add undoes a gather."""
     d, mode = gather.params["dimension_numbers"], gather.params["mode"]
     numbers = jax.lax.ScatterDimensionNumbers(
         d.offset_dims, d.collapsed_slice_dims, d.start_index_map,

@@ -4,33 +4,30 @@ With plain SGD, a client's weights of such a layer are at every step
 
     W = W_0 + X' C + g G
 
-where X [steps * rows, D] are all its inputs of the round, G is the augmenting gradient and g is
+where X [steps * rows, D] has all its inputs of the round, G is the augmenting gradient and g is
 -eta times the steps taken. C has a row for each input: 0 until the step that uses the input, then
--eta times the gradient at the layer's output. So a client trains C and g in place of W. Of the
-weights it needs the products X W_0 and X G, and the Gram matrix X X'. The server needs the sum over
-clients of p_i X_i' C_i. For a whole cohort these are a few large products; client by client, the
-time went into copies of W.
+-eta times the gradient at the layer's output. So a client trains C and g in place of W. It needs
+only the products X W_0 and X G, and the Gram matrix X X'. The server needs the sum over clients of
+p_i X_i' C_i. For a whole cohort these are a few large products. Client by client, most of the time
+would go into copies of W.
 
-Layers are found in the loss itself: the product of a parameter, which is used nowhere else, with
-something that follows from the batch alone.
+first_layers.py finds these layers in the loss.
 """
 
 import dataclasses
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.extend.core import Literal
 
 from mixfl.algorithms.contract import Broadcast, uses_own_loss_only
 from mixfl.errors import MixflError
 from mixfl.forms.base import Candidate, Form, Part, Refused, map_parts
+from mixfl.forms.first_layers import find_layers, first_layers, pays
 from mixfl.forms.jaxpr import Traced
 from mixfl.optimizers import make
-from mixfl.problem import Federated
 from mixfl.trees import name, named_leaves, on_named
 
 UNROLL = 10
@@ -39,7 +36,7 @@ UNROLL = 10
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Local:
-    """In place of W: W_0 + X' C + g G."""
+    """Stands for W: W_0 + X' C + g G."""
 
     c: Any  # [steps, rows, width]
     g: Any  # scalar
@@ -52,10 +49,10 @@ def is_local(leaf) -> bool:
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Factor(Part):
-    """In place of a change of W: X' C."""
+    """Stands for a change of W: X' C."""
 
     c: Any  # [steps, rows, width]
-    gram: Any  # X X', [steps, rows, steps, rows]; None where nobody asks for norms
+    gram: Any  # X X', [steps, rows, steps, rows]; None if norms are not needed
     weight: str = dataclasses.field(metadata={"static": True})
     kept = True
 
@@ -70,11 +67,11 @@ class Factor(Part):
 
 
 class Products(NamedTuple):
-    """Of a layer and the inputs X_k of one step."""
+    """A layer's products with the inputs X_k of one step."""
 
     base: Any  # X_k W_0, [rows, width]
     aug: Any  # X_k G, or None
-    gram: Any  # X_k X_j' for the steps j (without the last, if not asked for), [rows, steps, rows]
+    gram: Any  # X_k X_j' for each step j (the last only for norms), [rows, steps, rows]
     step: Any  # k
 
 
@@ -84,7 +81,7 @@ class LowRank(Form):
 
     def __init__(self, weights: Collection[str], norms: bool):
         self.weights = weights
-        self.norms = norms  # a client can tell the norm of its change
+        self.norms = norms  # the norms of the clients' changes are needed
 
     def start(self, term, broadcast, feeds):
         """Computes the products for all clients, and puts C and g in place of the weights."""
@@ -95,8 +92,8 @@ class LowRank(Form):
         layers = {n: layer for n, layer in find_layers(traced).items() if n in self.weights}
         compute = traced.function(list(traced.data.values()), [v.inputs for v in layers.values()])
         raw = jax.vmap(jax.vmap(compute))(*(data[k] for k in traced.data))
-        # [clients * steps * rows, D] each. All that needs them takes them in this shape: in another
-        # one XLA would compute them once more.
+        # [clients * steps * rows, D] each. Every use takes them in this shape: for another one, XLA
+        # would compute them again.
         inputs = {n: a.reshape(-1, a.shape[-1]) for n, a in zip(layers, raw, strict=True)}
         products = {
             n: self._products(n, layer, inputs[n], broadcast, count, steps)
@@ -137,7 +134,7 @@ class LowRank(Form):
 
 
 class Started(LowRank):
-    """With the inputs of all clients of a round."""
+    """The form in a running round, with the inputs of all clients."""
 
     def __init__(self, weights, norms, layers, inputs, steps):
         super().__init__(weights, norms)
@@ -170,12 +167,12 @@ class Started(LowRank):
             x_i = jnp.where(jnp.repeat(without, self.steps * layer.rows)[:, None], 0, x_i)
         total = stacked.c.reshape(-1, layer.width).T @ x_i
         if not layer.transposed:
-            # Transposed afterwards: the product is faster in this form, which XLA would undo.
+            # Transposing after the product is faster; the barrier keeps XLA from undoing it.
             total = jax.lax.optimization_barrier(total).T
         return total
 
 
-# Finding the layers
+# Choosing the form
 
 
 def choose(c: Candidate) -> Form | Refused | None:
@@ -201,66 +198,18 @@ def choose(c: Candidate) -> Form | Refused | None:
 
 
 def required(refused: str) -> MixflError:
-    """For users who asked for it."""
+    """The error for users who asked for this form."""
     return MixflError(f"first_layer = low-rank, but {refused}. Set first_layer = auto.")
 
 
-class Layer(NamedTuple):
-    width: int
-    rows: int  # inputs in a batch
-    transposed: bool  # the parameter is [width, D], not [D, width]
-    swapped: bool  # the product is [width, rows], not [rows, width]
-    inputs: Any  # the variable that has the inputs, [rows, D]
-    output: Any  # the variable that has the product
-
-
-def find_layers(traced: Traced) -> dict[str, Layer]:
-    """The first layers of a loss, by the name of the weight."""
-    layers = {}
-    for weight, w in traced.params.items():
-        users = traced.users(w)
-        if len(users) != 1 or users[0].primitive.name != "dot_general":
-            continue
-        (eqn,) = users
-        contracted, batched = eqn.params["dimension_numbers"]
-        i = eqn.invars.index(w)
-        x, (w_dims, x_dims) = eqn.invars[1 - i], (contracted[i], contracted[1 - i])
-        if isinstance(x, Literal):
-            continue
-        w_is, x_is = cast(Any, w.aval), cast(Any, x.aval)
-        if (
-            x not in traced.moving and w_is.ndim == x_is.ndim == 2 and len(w_dims) == 1
-            and tuple(x_dims) == (1,) and not any(map(len, batched))
-            and w_is.dtype == x_is.dtype == np.float32
-        ):  # fmt: skip
-            layers[weight] = Layer(
-                w_is.shape[1 - w_dims[0]], x_is.shape[0], w_dims[0] == 1, i == 0,
-                x, eqn.outvars[0],
-            )  # fmt: skip
-    return layers
-
-
-def first_layers(term: Federated, x, rows: int) -> dict[str, Layer]:
-    """Those of a term's loss, on batches of so many examples of its data."""
-    batch = {
-        k: jax.ShapeDtypeStruct((rows, *c.shape), c.dtype) for k, c in term.examples.columns.items()
-    }
-    return find_layers(Traced(term.loss, x, batch))
-
-
-def pays(layer: Layer, steps: int) -> bool:
-    """Whether it is likely to be faster than the plain way: the Gram matrices grow with the square
-    of a client's inputs."""
-    return steps * layer.rows <= 2 * layer.width
-
-
-# Training with them
+# Training in the form
 
 
 def gram(x, clients: int, steps: int, whole: bool = False):
-    """Of inputs [clients * steps * rows, D], the products of a client's steps with those before:
-    [clients, steps, rows, steps - 1, rows]. The first step has none, and its part is 0. With
-    `whole`, those of all steps with all: [clients, steps, rows, steps, rows]."""
+    """Products of inputs [clients * steps * rows, D]: for each client, of the rows of every step
+    with those of the steps before, [clients, steps, rows, steps - 1, rows]. The first step has no
+    step before it, so its part is 0. With `whole`, of all steps with all steps:
+    [clients, steps, rows, steps, rows]."""
     own = len(x) // clients
     rows = own // steps
     if whole:
@@ -280,7 +229,7 @@ def gram(x, clients: int, steps: int, whole: bool = False):
         products = (later @ sooner.T).reshape(steps - 1, rows, steps - 1, rows)
         return None, jnp.pad(products, [(1, 0), (0, 0), (0, 0), (0, 0)])
 
-    # A loop, as products of batches are slow on CPUs; several at once can use several cores.
+    # A loop, because batched products are slow on CPUs. Unrolled, it can use several cores.
     return jax.lax.scan(one, None, jnp.arange(clients), unroll=UNROLL)[1]
 
 
@@ -288,7 +237,7 @@ def gram(x, clients: int, steps: int, whole: bool = False):
 class LowRankLoss:
     """`loss` for parameters with Local in place of weights, and batches with Products as extra.
 
-    `weights` and `batch` are the shapes of what `loss` itself takes.
+    `weights` and `batch` have the shapes that `loss` itself takes.
     """
 
     loss: Callable
@@ -296,7 +245,7 @@ class LowRankLoss:
     batch: dict[str, Any]
 
     def __call__(self, x, data):
-        return self.loss(x, data)  # of whole weights
+        return self.loss(x, data)  # with whole weights
 
     def value_and_grad(self, mean, x, batch):
         return jax.value_and_grad(lambda x: mean(self._losses(x, batch.data, batch.extra)))(x)
@@ -305,7 +254,7 @@ class LowRankLoss:
         paths, tree = jax.tree_util.tree_flatten_with_path(x, is_leaf=is_local)
         leaves = {name(path): leaf for path, leaf in paths}
         full = tree.unflatten([self.weights.get(n, leaf) for n, leaf in leaves.items()])
-        # Traced anew: of tables, a client may have fewer rows than the server.
+        # Traced again: a client's tables may have fewer rows than the server's.
         traced = Traced(self.loss, full, self.batch | data)
         layers = {n: layer for n, layer in find_layers(traced).items() if n in self.weights}
         given = {traced.params[n]: leaf for n, leaf in leaves.items() if n not in self.weights}
@@ -319,8 +268,8 @@ class LowRankLoss:
 
 @jax.custom_vjp
 def product(w: Local, p: Products):
-    """X_k W. Its derivative is that of W in the form of Local: the gradient X_k' D has D as the
-    part of C that belongs to step k, and no part along G."""
+    """X_k W. Its derivative with respect to W is a Local: the gradient X_k' D has D as the part of
+    C that belongs to step k, and no part along G."""
     z = p.base + jnp.einsum("bjc,jch->bh", p.gram, w.c[: p.gram.shape[1]])
     return z if p.aug is None else z + w.g * p.aug
 

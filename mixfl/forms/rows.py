@@ -1,12 +1,12 @@
-"""Row-sparse parameters: of a table, a client gets, trains and uploads only its own rows.
+"""Row-sparse parameters: a client gets, trains and uploads only its own rows of a table.
 
-A term marks tables and the columns of its data that name their rows (`Federated.rows`). For a
+A term marks tables, and the columns of its data that name their rows (`Federated.rows`). For a
 client, the table is replaced by the rows that its batches name, and the numbers in those columns by
 positions among these rows. The loss does not notice.
 
-In the dense algorithm the other rows move too, by the augmenting gradient alone. That is no part of
-what a client uploads (`steps.own_part`): its own part is 0 on every row that it does not hold. So
-this is exact for plain SGD at the client. Where it would not be, the tables are dense.
+In the dense algorithm the other rows move too, but only by the augmenting gradient. A client does
+not upload that (`steps.own_part`): its own part is 0 on every row that it does not hold. So this is
+exact for plain SGD at the client. If it would not be exact, the tables are dense.
 """
 
 import functools
@@ -25,21 +25,21 @@ from mixfl.optimizers import make
 from mixfl.problem import Federated
 from mixfl.trees import named_leaves, on_named
 
-# A client's rows are padded to one of at most SIZES sizes, each half of the one before, and the
-# smallest has at least SMALLEST rows. Every size is compiled; a client costs what its size does.
+# A client's rows are padded to one of at most SIZES sizes. Each is half of the one before, and the
+# smallest has at least SMALLEST rows. Every size is compiled. A client costs as much as its size.
 SIZES, SMALLEST = 5, 64
 
 
 class Table(NamedTuple):
-    columns: tuple[str, ...]  # of the data, which name its rows
+    columns: tuple[str, ...]  # the data's columns that name its rows
     rows: int
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Rows(Part):
-    """Some rows of a table, which is zero elsewhere. An id that is no row (`table`) is padding,
-    whose values are 0."""
+    """Some rows of a table that is zero elsewhere. The id `table`, which is not a row, marks
+    padding; its values are 0."""
 
     ids: Any  # [n]
     values: Any  # [n, ...]
@@ -84,7 +84,7 @@ class RowForm(Form):
         return self.marked(sums, feed.notes[self.name])
 
     def marked(self, sums: Sums, ids: Mapping[str, Any]) -> Sums:
-        """Sums of the rows `ids` of tables, as Rows of the whole ones."""
+        """Turns sums that have only the rows `ids` of tables into Rows of the whole tables."""
 
         def rows(leaf, n):
             table = self.tables[n].rows
@@ -96,8 +96,8 @@ class RowForm(Form):
         return sums._replace(weighted=mark(sums.weighted), unweighted=unweighted)
 
     def around(self, step: Callable) -> Callable:
-        """Each client, or group of clients, with its rows padded to the smallest of a few sizes
-        that has room for them: the program has a branch for every size."""
+        """Pads the rows of each client, or group of clients, to the smallest of a few sizes that
+        fits. The program has a branch for every size."""
 
         def sized(carry, feed):
             rows = feed.notes[self.name]
@@ -116,7 +116,7 @@ class RowForm(Form):
         return sized
 
     def trained(self, numbers):
-        """Most clients hold about a quarter of the most rows."""
+        """A typical client holds about a quarter of the most rows."""
         numbers = dict(numbers)
         for n, most in self.most.items():
             numbers[n] = numbers[n] // self.tables[n].rows * most // 4
@@ -184,8 +184,8 @@ def tables(term: Federated, x: Any) -> dict[str, Table]:
 
 
 def renumber(data: Mapping[str, np.ndarray], marked: Mapping[str, Table], most: Mapping[str, int]):
-    """For clients' batches (columns [clients, ...]): the rows that each names, padded to `most`
-    ids {table: [clients, most]}, and the batches with positions in those in place of the rows."""
+    """For clients' batches (columns [clients, ...]): the batches with positions among the client's
+    own rows in place of row numbers, and these rows {table: [clients, most]}, padded to `most`."""
     data, ids = dict(data), dict[str, np.ndarray]()
     for table in dict.fromkeys(marked.values()):
         alike = [parameter for parameter, other in marked.items() if other == table]
@@ -202,13 +202,13 @@ def renumber(data: Mapping[str, np.ndarray], marked: Mapping[str, Table], most: 
         local = np.empty(values.shape, np.int32)
         place = np.empty(table.rows, np.int32)  # only entries just written are read
         order = np.arange(values.shape[1], dtype=np.int32)
-        # Used again for each client: memory is asked for under a lock that the round takes too.
+        # Reused for each client: allocating memory takes a lock that the running round needs too.
         v, last = np.empty(order.shape, np.intp), np.empty(order.shape, bool)
         for i in range(clients):
             v[:] = values[i]
             place[v] = order
             np.equal(np.take(place, v, out=local[i], mode="clip"), order, out=last)
-            distinct = v[last]  # a row where it stands last
+            distinct = v[last]  # each row once, where it occurs last
             own[i, : len(distinct)] = distinct
             place[distinct] = order[: len(distinct)]
             np.take(place, v, out=local[i], mode="clip")
@@ -221,7 +221,7 @@ def renumber(data: Mapping[str, np.ndarray], marked: Mapping[str, Table], most: 
 
 
 def restrict(broadcast: Broadcast, ids: Mapping[str, Any]) -> Broadcast:
-    """What a client gets: of the tables, only its rows."""
+    """What a client gets: only its own rows of the tables."""
 
     def take(tree):
         return on_named(

@@ -76,7 +76,7 @@ def perturbed(x):
 
 
 def check_term(term: Term, x, near, s: Settings) -> Iterator[Finding]:
-    """What a term's loss must be, in the order in which one mistake causes the next."""
+    """What a term's loss must satisfy; a mistake is reported before others that it causes."""
     name = f"'{term.name}'"
     what = f"{name}: one loss per example" if term.examples else f"{name}: one number"
     try:
@@ -87,8 +87,8 @@ def check_term(term: Term, x, near, s: Settings) -> Iterator[Finding]:
     yield Finding(True, what, "")
     if term.examples is None:
         batch = Batches(None, jnp.ones(1))
-        found = attempt(f"the loss of term {name}", lambda: gradient(term, x, batch))
-        yield _finite(name, *found)
+        loss, g = attempt(f"the loss of term {name}", lambda: gradient(term, x, batch))
+        yield _finite(name, loss, g)
         return
 
     n = min(len(term.examples), BATCH)
@@ -96,8 +96,8 @@ def check_term(term: Term, x, near, s: Settings) -> Iterator[Finding]:
     data = term.examples.take(rows)
     grad = jax.jit(lambda x, batch: gradient(term, x, batch))
     whole = Batches(data, np.ones(n, np.float32))
-    found = attempt(f"the loss of term {name}", lambda: (grad(x, whole), grad(near, whole)))
-    finding = min((_finite(name, *f) for f in found), key=lambda f: f.good)
+    both = attempt(f"the loss of term {name}", lambda: (grad(x, whole), grad(near, whole)))
+    finding = min((_finite(name, loss, g) for loss, g in both), key=lambda f: f.good)
     yield finding
     if not finding.good:
         return
@@ -156,14 +156,14 @@ def _padding(term, x, s, data, n) -> Finding:
 
 
 def identities(problem: Problem, s: Settings) -> Iterator[Finding]:
-    """Between algorithms, over two rounds with K = 1 and the same batches."""
+    """The identities between algorithms, over two rounds with K = 1 and the same batches."""
     if not problem.populations:
         return
     m = len(problem.terms)
     x0, *pt = models("pt", problem, s)
     two_way = models("2wgt", problem, dataclasses.replace(s, merge_lr=1.0))
     step = jax.tree.map(lambda new, old: (m - 1) * (new - old), pt[0], x0)
-    # Each of m terms carries the whole gradient, the others' part of it from the round before.
+    # Each of m terms carries the whole gradient; the other terms' part is from the round before.
     expected = jax.tree.map(jnp.add, pt[1], step)
     if problem.central:
         one_way = models("1wgt", problem, s)
@@ -189,14 +189,14 @@ def models(algorithm: str, problem: Problem, s: Settings) -> list:
     """The model at the start and after each of two rounds."""
     simulator = Simulator(problem, ALGORITHMS[algorithm].build(problem, s), s)
     state = simulator.init()
-    found = [jax.tree.map(np.array, state.x)]
+    xs = [jax.tree.map(np.array, state.x)]
     for result in simulator.rounds(state, 0, s.rounds):
-        found.append(jax.tree.map(np.array, result.state.x))
-    return found
+        xs.append(jax.tree.map(np.array, result.state.x))
+    return xs
 
 
 def relative(a, b, origin=None) -> float:
-    """Largest difference of a and b, as a part of the largest step (rounding of x aside)."""
+    """The largest difference of a and b, relative to the largest step, beyond rounding of x."""
     from jax.flatten_util import ravel_pytree
 
     flat_a, flat_b = (np.asarray(ravel_pytree(t)[0], np.float64) for t in (a, b))

@@ -1,8 +1,8 @@
 """`mixfl costs`: what a client computes and sends in a round, by the paper's formulas
 (`tab.nmp-results`, `tab.nmp-saving-analysis`) and as counted.
 
-Counted are the bytes of the arrays that would be sent, averaged over the clients of some rounds,
-and the operations of one local step as the compiler counts them (a multiply and an add are two).
+It counts the bytes of the arrays that would be sent, averaged over the clients of some rounds, and
+the operations of one local step as the compiler counts them (a multiply and an add are two).
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ KIB = 1024
 
 
 class Paper(NamedTuple):
-    """The paper's symbols for the movie task, and what it makes of them."""
+    """The paper's symbols for the movie task, and its formulas."""
 
     N: int  # rows of the table
     d: int  # its width
@@ -57,7 +57,7 @@ class Counted(NamedTuple):
     step_flop: dict[str, float]  # by form of the regularizer: gram, pairs
     regularizer_flop: dict[str, float]  # its value and gradient, once
     regularizer_steps: int  # how often in a round, at a client or at the server
-    rows: float | None  # of the tables, in a client's data of a round
+    rows: float | None  # table rows in a client's data of a round
 
 
 class Costs(NamedTuple):
@@ -66,7 +66,7 @@ class Costs(NamedTuple):
 
 
 class Planned(Protocol):
-    """What a run is made of, as runs.plan.Plan has it."""
+    """What is needed of a plan (runs.plan.Plan)."""
 
     @property
     def problem(self) -> Problem: ...
@@ -77,13 +77,13 @@ class Planned(Protocol):
 
 
 def costs(plans: Sequence[Planned], report=lambda *_: None) -> Costs:
-    """Of runs of one task, an algorithm each."""
+    """The costs of runs of one task, one run per algorithm."""
     counted: dict[str, Counted] = {}
     for i, planned in enumerate(plans):
         algorithm, central = planned.recipe.id, planned.problem.central
         report(i, len(plans), f"counting {algorithm}")
         if algorithm == "baseline" and not (central and all(t.examples is None for t in central)):
-            continue  # it is for regularizers
+            continue  # the baseline is only for regularizers
         counted[algorithm] = count(planned)
     s, problem = plans[-1].settings, plans[-1].problem
     if problem.name != "movie":
@@ -119,7 +119,7 @@ def held_rows(simulator: Simulator) -> dict[str, float]:
 
 
 def with_pairs(problem: Problem) -> Problem:
-    """With the paper's form of the spreadout, over all pairs of movies, in place of ours."""
+    """Replaces our form of the spreadout by the paper's, over all pairs of movies."""
     terms = [
         dataclasses.replace(t, loss=functools.partial(pairs, **t.loss.keywords))  # type: ignore
         if isinstance(t, Central) and getattr(t.loss, "func", None) is movie.spreadout else t
@@ -129,7 +129,7 @@ def with_pairs(problem: Problem) -> Problem:
 
 
 def pairs(params, strength):
-    """movie.spreadout, as N^2 d operations."""
+    """movie.spreadout, in N^2 d operations."""
     u = movie.unit(params["movies"][1:-1])
     cosines = u @ u.T
     off_diagonal = jnp.sum(cosines**2) - jnp.sum(jnp.diagonal(cosines) ** 2)
@@ -137,7 +137,7 @@ def pairs(params, strength):
 
 
 def step_flop(planned: Planned, problem: Problem, held: Mapping[str, float]) -> float:
-    """Of one local step of a client of the first population, with its batch full."""
+    """The operations of one local step with a full batch, at a client of the first population."""
     s: Settings = dataclasses.replace(planned.settings, local_steps=1)
     algorithm = planned.recipe.build(problem, s)
     term = problem.populations[0]
@@ -167,25 +167,25 @@ def regularizer_flop(problem: Problem) -> float:
 
 
 def compiled_flop(function, *shapes) -> float:
-    found = jax.jit(function).lower(*shapes).compile().cost_analysis()
-    return float((found or {}).get("flops", float("nan")))
+    analysis = jax.jit(function).lower(*shapes).compile().cost_analysis()
+    return float((analysis or {}).get("flops", float("nan")))
 
 
 NAMES = {"baseline": "Baseline", "pt": "PT", "1wgt": "1-w GT", "2wgt": "2-w GT"}
 
 
-def tables(found: Costs) -> list[tuple[str, list[str], list[list[str]]]]:
+def tables(costs: Costs) -> list[tuple[str, list[str], list[list[str]]]]:
     """Title, header and cells of each table to print."""
-    if found.paper is None:
+    if costs.paper is None:
         header = ["algorithm", "Mflop a step", "KB down", "KB up"]
         cells = [
             [NAMES[a], f"{c.step_flop['gram'] / 1e6:.4g}", _kb(c.down), _kb(c.up)]
-            for a, c in found.counted.items()
+            for a, c in costs.counted.items()
         ]
         return [("per client: counted", header, cells)]
-    p = found.paper
+    p = costs.paper
     step, sent, regular = [], [], []
-    for a, c in found.counted.items():
+    for a, c in costs.counted.items():
         flop, data = p.step_flop(a), p.bytes(a)
         by_pairs, by_gram = c.step_flop["pairs"], c.step_flop["gram"]
         step.append([
@@ -215,9 +215,9 @@ def tables(found: Costs) -> list[tuple[str, list[str], list[list[str]]]]:
     ]  # fmt: skip
 
 
-def savings(found: Costs) -> list[tuple[str, str, str, float]]:
-    """(algorithm, what, how it was found, the part that it saves against the baseline)."""
-    p, counted, saved = found.paper, found.counted, []
+def savings(costs: Costs) -> list[tuple[str, str, str, float]]:
+    """(algorithm, what, how it was obtained, the share that it saves against the baseline)."""
+    p, counted, saved = costs.paper, costs.counted, []
     if p is None or "baseline" not in counted:
         return []
     base = counted["baseline"]
@@ -235,10 +235,10 @@ def savings(found: Costs) -> list[tuple[str, str, str, float]]:
     return saved
 
 
-def notes(found: Costs) -> list[str]:
-    if found.paper is None:
+def notes(costs: Costs) -> list[str]:
+    if costs.paper is None:
         return []
-    p = found.paper
+    p = costs.paper
     base, pt = (p.step_flop(a) for a in ("baseline", "pt"))
     saved = {a: 1 - p.bytes(a) / p.bytes("baseline") for a in ("pt", "1wgt")}
     return [
@@ -254,14 +254,14 @@ def notes(found: Costs) -> list[str]:
     ]
 
 
-def as_json(found: Costs) -> dict[str, Any]:
-    out: dict[str, Any] = {a: {"counted": c._asdict()} for a, c in found.counted.items()}
-    if found.paper is not None:
-        out["symbols"] = found.paper._asdict()
-        for a in found.counted:
+def as_json(costs: Costs) -> dict[str, Any]:
+    out: dict[str, Any] = {a: {"counted": c._asdict()} for a, c in costs.counted.items()}
+    if costs.paper is not None:
+        out["symbols"] = costs.paper._asdict()
+        for a in costs.counted:
             out[a]["paper"] = {
-                "step_flop": found.paper.step_flop(a), "bytes": found.paper.bytes(a),
-                "regularizer_flop": found.paper.regularizer_flop(a),
+                "step_flop": costs.paper.step_flop(a), "bytes": costs.paper.bytes(a),
+                "regularizer_flop": costs.paper.regularizer_flop(a),
             }  # fmt: skip
     return out
 

@@ -1,8 +1,9 @@
 """The gradients of all terms at one model, and how much they scatter.
 
-Measured by an `Algorithm` that takes no step: a cohort's clients compute the gradients of their
-batches at x, the server those of its own, and only sums leave the clients, as in training. So it
-runs wherever training does: in chunks, on several devices, from a store.
+They are measured by an `Algorithm` that takes no step. The clients of a cohort compute the
+gradients of their batches at x, the server computes those of its own, and only sums leave the
+clients, as in training. So it runs wherever training does: in chunks, on several devices, from a
+store.
 
 For a population, the gradient of a batch of n examples on client i is taken as
 grad f_f + (what is special about client i) + noise, with variances sigma_f^2 and v / n. The data of
@@ -36,8 +37,8 @@ from mixfl.settings import Settings
 
 class State(NamedTuple):
     x: Params
-    basis: Any = None  # vectors [r, ...] on which gradients are projected too
-    threshold: Any = None  # clients are divided in two where they have more than this
+    basis: Any = None  # vectors [r, ...] that gradients are also projected on
+    threshold: Any = None  # divides clients in two: those with more than this, and the others
 
 
 class Probe(NamedTuple):
@@ -49,7 +50,7 @@ class Probe(NamedTuple):
 
 
 class Scatter(NamedTuple):
-    """Sums over clients; of a central term, over its batches, as if they were one client's."""
+    """Sums over clients. For a central term, over its batches, as if they were one client's."""
 
     mean: Params  # of their mean gradients
     square: Any  # of ||mean gradient||^2
@@ -64,7 +65,7 @@ class Scatter(NamedTuple):
 
 
 def scatter(gradients, x, batches: Batches, basis) -> Scatter:
-    """Of one client: `gradients(batch)` over its batches."""
+    """One client's Scatter: of `gradients(batch)` over its batches."""
 
     def one(total, batch):
         n = jnp.sum(batch.mask)
@@ -84,7 +85,7 @@ def scatter(gradients, x, batches: Batches, basis) -> Scatter:
 
 
 def coordinates(basis, g):
-    """[r], or nothing without a basis."""
+    """[r], or empty without a basis."""
     if basis is None:
         return jnp.zeros(0)
     products = jax.tree.map(lambda v, a: v.reshape(len(v), -1) @ a.reshape(-1), basis, g)
@@ -94,7 +95,7 @@ def coordinates(basis, g):
 def gradients(
     problem: Problem, s: Settings, batches: int, divided_by: str | None = None
 ) -> Algorithm:
-    """No step; `info["terms"]` has a Scatter for each term. `divided_by` is a column."""
+    """Takes no step; `info["terms"]` has a Scatter for each term. `divided_by` is a column."""
 
     def client(term, probe, feed):
         x, basis, threshold = probe
@@ -140,15 +141,15 @@ def gradients(
 
 
 def column_mean(batches: Batches, column: str):
-    """Over a client's examples, batches [..., steps, n, ...]: [...]."""
+    """The mean over a client's examples, for batches [..., steps, n, ...]: [...]."""
     values = jnp.asarray(batches.data[column], jnp.float32).reshape(*batches.mask.shape, -1)
     total = jnp.sum(values.mean(-1) * batches.mask, axis=(-2, -1))
     return total / jnp.maximum(jnp.sum(batches.mask, axis=(-2, -1)), 1)
 
 
 class Term(NamedTuple):
-    """A term as one cohort, or one set of central batches, shows it. Estimates without bias: those
-    of small variances may be below 0."""
+    """A term, estimated from one cohort or one set of central batches. The estimates are unbiased,
+    so small variances may come out below 0."""
 
     gradient: np.ndarray  # mean, flat
     v: float  # variance of one example's gradient (sigma^2 = v / |B_i|, sigma_c^2 = v / |B_c|)
@@ -166,8 +167,8 @@ class Measured(NamedTuple):
 
 
 class Gradients:
-    """Measures a problem at any model and round. `batches` is how many each client, and each
-    central term, computes a gradient of; variances need two."""
+    """Measures a problem at any model and round. Each client, and each central term, computes the
+    gradients of `batches` batches; variances need two."""
 
     def __init__(self, problem: Problem, s: Settings, batches: int = 1, divided_by=None):
         self.problem = problem
@@ -185,7 +186,7 @@ class Gradients:
         self.aggregation = tuple(() for _ in problem.populations)  # none: only sums are formed
 
     def at(self, x: Params, round: int, basis=None, threshold=0.0) -> Measured:
-        """With the cohort and the batches of the given round."""
+        """Measures with the cohort and the batches of the given round."""
         info = self._info(State(x, basis, threshold), round)
         terms = [
             self._estimates(j, jax.tree.map(lambda a: np.asarray(a, np.float64), sums))
@@ -199,7 +200,7 @@ class Gradients:
         return float(info["g2"]), float(info["b2"])
 
     def _info(self, state: State, round: int) -> dict[str, Any]:
-        own = jax.tree.map(lambda a: jnp.array(a, copy=True), state)  # a round uses up its state
+        own = jax.tree.map(lambda a: jnp.array(a, copy=True), state)  # a round consumes its state
         (result,) = self.simulator.rounds(EngineState(own, self.aggregation), round, round + 1)
         return result.info
 
@@ -209,7 +210,7 @@ class Gradients:
         mean, point = flat(sums.mean) / clients, sums.point / clients
         v, v_matrix = sums.within / spare, sums.outer_within / spare
         if draw is not None:  # a central term
-            # A batch is drawn without replacement: one of all examples has no noise.
+            # Batches are drawn without replacement: a batch of all examples has no noise.
             n = len(term.examples) if term.examples is not None else draw.batch
             left = 1 - draw.batch / n
             factor = 1 / left if left > 0 else 0.0
@@ -217,11 +218,11 @@ class Gradients:
         others, noise = max(clients - 1, 1.0), sums.inverse / clients
         between = (sums.square - clients * (mean @ mean)) / others - v * noise
         matrix = (sums.outer - clients * np.outer(point, point)) / others - v_matrix * noise
-        found = Term(mean, v, between if clients > 1 else 0.0, v_matrix, matrix)
+        estimates = Term(mean, v, between if clients > 1 else 0.0, v_matrix, matrix)
         if sums.upper is None:
-            return found
+            return estimates
         upper, count = sums.upper
-        return found._replace(upper=flat(upper) / max(count, 1.0), share=count / clients)
+        return estimates._replace(upper=flat(upper) / max(count, 1.0), share=count / clients)
 
 
 def flat(tree: Any) -> np.ndarray:

@@ -1,8 +1,8 @@
 """Makes the quadratic model of a problem (mixfl/theory/quadratic.py) from measurements.
 
-Its directions are spanned by the terms' gradients and by what the terms' Hessians make of them,
-again and again (a Krylov space of several matrices). How gradient descent goes on from here depends
-on little else.
+Its directions are spanned by the terms' gradients and their repeated products with the terms'
+Hessians (a Krylov space of several matrices). The further path of gradient descent depends on
+little else.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,8 +20,8 @@ DIRECTIONS = 16
 
 
 def krylov(products: Callable, vectors: Sequence, count: int):
-    """From `vectors` and what the terms' Hessians make of them: an orthonormal basis
-    [r, parameters], and each Hessian times it [terms, r, parameters]."""
+    """An orthonormal basis [r, parameters] of `vectors` and their repeated products with the terms'
+    Hessians, and each Hessian times the basis [terms, r, parameters]."""
     basis: list = []
     images: list = []
     waiting = list(vectors)
@@ -44,7 +44,7 @@ def krylov(products: Callable, vectors: Sequence, count: int):
 
 
 class Directions(NamedTuple):
-    """What is known in these directions before any noise is measured."""
+    """What is known in these directions, before noise is measured."""
 
     basis: Any  # [r, parameters]
     gradients: np.ndarray  # [terms, r], at the origin
@@ -67,7 +67,7 @@ def directions(curvature: Curvature, x, start, count: int = DIRECTIONS) -> Direc
 def quadratic_model(
     problem: Problem, directions: Directions, measured: Sequence[Measured]
 ) -> QuadraticModel:
-    """With the noise of cohorts whose gradients were measured on the basis."""
+    """Adds the noise of cohorts whose gradients were measured on the basis."""
     terms = [
         QuadraticTerm(
             t.name, t in problem.populations, t.weight, directions.gradients[j],

@@ -27,7 +27,7 @@ from mixfl.process.compilation_cache import keep_programs
 
 
 class Client:
-    """Holds its data and compiled programs: it may live as long as one likes."""
+    """Holds its data and compiled programs. It can be kept for any number of rounds."""
 
     def __init__(self, problem: Problem, run_config: Mapping[str, Any], node: Mapping[str, Any]):
         keep_programs()
@@ -45,13 +45,13 @@ class Client:
         self.aggregation = chain(s).at(client=True)
         forms = choose_forms(local, self.x, self.algorithm, s, self.aggregation)
         self.tables = forms.tables.get(self.term.name, {})
-        # Of tables it gets its rows, and sends them: to itself they are whole.
+        # It gets and sends only its own rows of a table. To the client, they are the whole table.
         self.forms = [f for f in forms.of[self.term.name] if not isinstance(f, RowForm)]
         self.columns, self.rows = self._own_rows()
         self.program = self._in_pytorch() or jax.jit(self._train)
 
     def _own_rows(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """Its columns with positions in its own rows of the tables, and these rows."""
+        """Its columns, with positions among its own table rows, and these rows."""
         columns = self.term.examples.all()
         every = {name: a[None] for name, a in columns.items()}
         most = {
@@ -98,7 +98,7 @@ class Client:
         return sent(code, encoded=bool(self.aggregation.steps))
 
     def _in_pytorch(self):
-        """The same in PyTorch, where the loss is written in it and the steps are on it alone."""
+        """The same in PyTorch, if the loss is written in it and the steps use only this loss."""
         if "mixfl.pytorch" not in sys.modules:
             return None
         from mixfl.deploy import pytorch
@@ -117,7 +117,7 @@ class Client:
 
 
 def _without_data(term):
-    """A term whose data is elsewhere, as far as clients need it."""
+    """A term without the data that clients don't have."""
     return dataclasses.replace(term, data=None) if isinstance(term, Central) else term
 
 
@@ -125,7 +125,7 @@ _clients: dict[int, tuple[Problem, dict, Client]] = {}  # by node
 
 
 def client_of(problem: Problem, run_config: Mapping[str, Any], node: Mapping[str, Any]) -> Client:
-    """The client of a node; the same one where it is asked for again in this process."""
+    """The client of a node. Within a process, later calls return the same one."""
     place, given = node["node-id"], {**run_config, "node": dict(node)}
     kept = _clients.get(place)
     if kept is None or kept[0] is not problem or kept[1] != given:

@@ -1,6 +1,6 @@
 """Turns a Flower run configuration into checked settings, the same at the server and at nodes.
 
-The keys are those of every run (mixfl/settings.py) and the few of a deployment. A key with a dot
+The keys are those of every run (mixfl/settings.py), and a few for deployments. A key with a dot
 belongs to a section of the user's project and is ignored.
 """
 
@@ -61,7 +61,7 @@ DEPLOYMENT_KEYS = {f.name: f for f in dataclasses.fields(Deployment)}
 def chosen(
     problem: Problem, run_config: Mapping[str, Any]
 ) -> tuple[Problem, Recipe, Settings, Deployment]:
-    """The problem with the weights that are set, the algorithm and both kinds of settings."""
+    """The problem with its configured weights, the algorithm, and both kinds of settings."""
     given = {k: v for k, v in run_config.items() if "." not in k}
     deployment = Deployment(**{k: given.pop(k) for k in DEPLOYMENT_KEYS if k in given})
     algorithm = recipe(deployment.algorithm)

@@ -1,12 +1,12 @@
 """The rounds of a deployment: an engine like the simulator, whose clients are Flower's nodes.
 
-Messages are sent. The server does its central work while the clients train. Replies are fetched
-until all are there or the deadline has passed. The sums go into the algorithm's update.
+In a round, the server sends messages and does its central work while the clients train. It fetches
+replies until all have arrived or the deadline has passed. The sums go into the algorithm's update.
 
-What a client sends is checked (messages.py). One that fails in any way is left out and counted. A
-round with too few replies is skipped: the state stays as it was, and the next round has other
-clients. Summands are added up in the order of the cohort, whenever they came: so a round has the
-same bits each time.
+What a client sends is checked (messages.py). A client that fails in any way is left out and
+counted. A round with too few replies is skipped: the state stays as it was, and the next round has
+other clients. Summands are added up in the order of the cohort, not in the order of arrival, so a
+round has the same bits each time.
 """
 
 import time
@@ -55,7 +55,7 @@ class Programs(NamedTuple):
     central: Callable
     update: Callable
     summands: list[Sums]  # per population, the shapes of a summand
-    like: list[Sent]  # and of what is sent of it
+    like: list[Sent]  # and of what is sent
 
 
 class DeployedEngine:
@@ -80,12 +80,12 @@ class DeployedEngine:
         )
         self.programs: dict[Algorithm, Programs] = {}
         self.bytes = RoundBytes(0.0, 0.0)  # of the last round
-        self.failures = 0  # rounds in a row
+        self.failures = 0  # failed rounds in a row
         self.on_progress: Callable[[Progress], None] = lambda _: None
 
     @staticmethod
     def _rows_only(forms: Forms) -> Forms:
-        """What the server takes part in: the other forms are the clients' own business."""
+        """The forms that the server takes part in. The others concern only the clients."""
         of = {n: tuple(f for f in fs if isinstance(f, RowForm)) for n, fs in forms.of.items()}
         return forms._replace(of=of)
 
@@ -148,7 +148,7 @@ class DeployedEngine:
         return State(after, tuple(aggregation)), {**info, **counts}
 
     def _sums(self, programs: Programs, j: int, replies, told, state) -> tuple[Any, dict, Any]:
-        """Over the clients of a population, what the aggregation counted, and its next state."""
+        """A population's sums, what the aggregation counted, and its next state."""
         steps = self.aggregation
         if self.s.aggregation != "mean":
             stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *(r for _, r in replies))
@@ -194,12 +194,12 @@ class DeployedEngine:
         at_client, at_server = self.aggregation.at(True), self.aggregation.at(False)
 
         def of_all(reports):
-            """Those of the server's steps, with none of the clients' between them."""
+            """The reports of the steps at the server, with () for the steps at the clients."""
             own = iter(reports)
             return tuple(() if step.at_client else next(own) for step in self.aggregation.steps)
 
         def encoded(told, summand):
-            """By the steps that run at the server; the others have run at the client."""
+            """Applies the steps that run at the server. The others have run at the client."""
             own = self.aggregation.part(told, False)
             code, reports = at_server.encode(own, summand, None)
             return code, of_all(reports)
@@ -235,8 +235,8 @@ class DeployedEngine:
         return self.programs[algorithm]
 
     def _summand_shapes(self, algorithm: Algorithm) -> list[Sums]:
-        """Per population, those of a client's summand. The server has no data of clients, by which
-        their loss could be traced; what they send does not depend on it."""
+        """Per population, the shapes of a client's summand. The server has no client data to trace
+        a loss with, but the shapes do not depend on the loss."""
         one = np.ones((1, 1), np.float32)
 
         def summand(j: int):
@@ -251,7 +251,7 @@ class DeployedEngine:
 
 
 class NoLoss:
-    """A loss of 0, whatever the data is."""
+    """A loss of 0, whatever the data."""
 
     def __call__(self, x, data):
         return jnp.zeros(())

@@ -26,7 +26,7 @@ class Asked(NamedTuple):
     like: Sent  # the shapes of its reply
 
 
-# Reasons that may have their cause elsewhere, in the network or in the task itself.
+# Reasons that may not be the node's fault, but the network's or the task's.
 SILENT = frozenset({"late", "failed", "crashed", "not_loaded"})
 
 
@@ -40,11 +40,11 @@ class Exchange:
         self.uploads: list[dict[int, Sent]] = [{} for _ in cohorts]  # by place in the cohort
         self.down, self.up, self.received = 0, 0, 0
         self.count: Counter[str] = Counter()
-        self.away = False  # was the SuperLink, for a while
+        self.away = False  # the SuperLink could not be reached for a while
         self.offences: list[tuple[Node, str]] = []
 
     def push(self, broadcasts, told) -> None:
-        """A broadcast and what the aggregation tells, to each population. Flower gives up a
+        """Sends each population its broadcast and what the aggregation tells. Flower drops a
         message, and its reply, after the round's deadline."""
         ttl = self.nodes.d.round_deadline
         self.until = self.nodes.clock.monotonic() + ttl
@@ -56,7 +56,7 @@ class Exchange:
                 what = one or task(self.t, broadcast, node.rows, told_j)
                 sent = Message(what, node.id, "train", ttl=ttl, group_id=str(self.t))
                 self.down += sent_bytes(sent)
-                message_id = self.nodes.link.push(sent, self.until)  # one at a time: their memory
+                message_id = self.nodes.link.push(sent, self.until)  # one at a time, to save memory
                 asked = Asked(node, j, place, self._like(j, node.rows))
                 if message_id:
                     self.asked[message_id] = asked
@@ -73,7 +73,7 @@ class Exchange:
         return self.nodes.problem.populations[j].name
 
     def pull(self) -> None:
-        """Until all replies are there, or enough, or the deadline has passed."""
+        """Waits until all replies have arrived, or enough, or the deadline has passed."""
         clock, wanted = self.nodes.clock, self.nodes.s.cohort_size
         while self.outstanding:
             self._look()
@@ -94,7 +94,7 @@ class Exchange:
         self.nodes.link.sweep()
 
     def _look(self) -> None:
-        """Takes the replies that are there, each of at most the size that it may have."""
+        """Takes the replies that have arrived, each up to its allowed size."""
         link = self.nodes.link
         try:
             link.drain(self.until)
@@ -153,7 +153,7 @@ class Exchange:
         self.offences.append((asked.node, rejected.reason))
 
     def _judge(self) -> None:
-        """Holds failures against nodes; but not silence where the SuperLink, or everybody, was."""
+        """Holds failures against nodes, but not silence if the SuperLink was away or all failed."""
         for node, reason in self.offences:
             if not (reason in SILENT and (self.away or not any(self.uploads))):
                 self.nodes.failed(node, self.t, reason)
@@ -169,7 +169,7 @@ class Exchange:
         return RoundBytes(self.down / max(asked, 1), self.up / max(self.received, 1))
 
     def short(self, least: int) -> list[str]:
-        """The populations with fewer good replies than that, in words."""
+        """The populations with fewer than `least` good replies, in words."""
         return [
             f"{len(got)} of {len(asked)} clients of '{self.name(j)}'"
             for j, (got, asked) in enumerate(zip(self.uploads, self.cohorts, strict=True))
@@ -177,7 +177,7 @@ class Exchange:
         ]
 
     def ordered(self) -> list[list[tuple[Mapping[str, np.ndarray], Sent]]]:
-        """Per population, what was sent in the order of the cohort, with the client's rows."""
+        """Per population, in the order of the cohort: a client's rows and what it sent."""
         return [
             [(nodes[place].rows, got[place]) for place in sorted(got)]
             for nodes, got in zip(self.cohorts, self.uploads, strict=True)
@@ -187,8 +187,8 @@ class Exchange:
 def padded(
     sent: Sent, rows: Mapping[str, np.ndarray], tables: Mapping[str, Table]
 ) -> tuple[Sent, dict[str, Any]]:
-    """What a client sent of its rows of tables, and these rows, padded to a power of two: each size
-    is compiled."""
+    """What a client sent for its table rows, and these rows, padded to a power of two, because each
+    size is compiled."""
     whole = {name: table.rows for name, table in tables.items()}
     size = {name: min(1 << (len(ids) - 1).bit_length(), whole[name]) for name, ids in rows.items()}
     ids = {

@@ -1,8 +1,8 @@
-"""What travels: arrays as records of Flower's, and the checks of what comes back.
+"""What is sent: arrays in Flower's records, and the checks of what comes back.
 
-An array is sent as its bytes, with its dtype and shape beside them. What arrives is compared with
-what was expected (names, dtypes, shapes, and the length of the bytes) and then looked at where it
-lies: no memory is taken for it, and nothing is unpickled.
+An array is sent as its bytes, with its dtype and shape. What arrives is compared with what was
+expected (names, dtypes, shapes, and the number of bytes) and then read in place: no memory is
+allocated for it, and nothing is unpickled.
 """
 
 import functools
@@ -41,7 +41,7 @@ class Rejected(Exception):
 
 
 def only_rejected(check: Callable[..., T]) -> Callable[..., T]:
-    """Whatever else a client's odd values make a check raise is a rejection too."""
+    """Turns any other error that odd values cause in a check into a rejection."""
 
     @functools.wraps(check)
     def checked(*given, **more):
@@ -65,7 +65,7 @@ def array(a: Any) -> Array:
 
 
 def arrays(tree: Any) -> ArrayRecord:
-    """A tree of parameters by their names."""
+    """A tree of parameters, by name."""
     named = named_leaves(tree)
     if len(named) < len(jax.tree.leaves(tree)):
         raise MixflError("two parameters have the same name: use no / in the keys of the model.")
@@ -73,7 +73,7 @@ def arrays(tree: Any) -> ArrayRecord:
 
 
 def parsed(given: Any, like: Any, name: str) -> np.ndarray:
-    """The array of a record, which must be like `like` (a shape and a dtype)."""
+    """The array of a record, which must have the shape and dtype of `like`."""
     dtype, shape = np.dtype(like.dtype), tuple(like.shape)
     if not isinstance(given, Array) or given.stype != FORMAT:
         raise Rejected("malformed", f"'{name}' is not in the expected form")
@@ -102,7 +102,7 @@ def numbers(record: Any, *names: str) -> list[float]:
     values: list[Any] = [record[name] for name in names]
     if not all(isinstance(v, int | float) for v in values):
         raise Rejected("malformed", "a list where a number was expected")
-    if not all(abs(v) <= LARGEST for v in values):  # nor is NaN
+    if not all(abs(v) <= LARGEST for v in values):  # NaN fails this too
         raise Rejected("nonfinite", "a number is not finite")
     return [float(v) for v in values]
 
@@ -116,11 +116,11 @@ def config(content: RecordDict, kind: str, **types: type) -> list[Any]:
     return [record[name] for name in types]
 
 
-# What a client is, when it is asked: the first message
+# The first message: who a client is
 
 
 def hello(population: str, number: int, rows: Mapping[str, np.ndarray]) -> RecordDict:
-    """`rows` has, per table, the rows that its data names: of others it needs nothing."""
+    """`rows` has, per table, the rows that its data names. It needs no others."""
     who = ConfigRecord(
         {"population": population, "number": str(number), "version": VERSION}  # up to 64 bits
     )
@@ -131,14 +131,14 @@ def hello(population: str, number: int, rows: Mapping[str, np.ndarray]) -> Recor
 def parsed_hello(
     content: RecordDict, tables: Mapping[str, Mapping[str, Table]]
 ) -> tuple[str, int, dict[str, np.ndarray]]:
-    """`tables` has each population's."""
+    """`tables` has the tables of each population."""
     population, number = config(content, "hello", population=str, number=str)
     check_version(content["hello"])
     if population not in tables:
         raise Rejected("malformed", "it is of no population of this problem")
     if not (number.isascii() and number.isdigit() and len(number) <= 20):
         raise Rejected("malformed", "its number is none")
-    given, found = content.get("rows"), {}
+    given, rows = content.get("rows"), {}
     if not isinstance(given, ArrayRecord) or set(given) != set(tables[population]):
         raise Rejected("malformed", "it names rows of other tables than expected")
     for name, table in tables[population].items():
@@ -148,12 +148,12 @@ def parsed_hello(
         ids = parsed(given[name], jax.ShapeDtypeStruct((count,), np.int32), name)
         if ids.min() < 0 or ids.max() >= table.rows or len(np.unique(ids)) < count:
             raise Rejected("malformed", f"it names rows that '{name}' has not, or some twice")
-        found[name] = ids
-    return population, int(number), found
+        rows[name] = ids
+    return population, int(number), rows
 
 
 def digest(rows: Mapping[str, np.ndarray]) -> int:
-    """By which both sides know that they mean the same rows."""
+    """A checksum by which both sides know that they mean the same rows."""
     crc = 0
     for name in sorted(rows):
         crc = zlib.crc32(rows[name].tobytes(), zlib.crc32(name.encode(), crc))
@@ -164,7 +164,7 @@ def digest(rows: Mapping[str, np.ndarray]) -> int:
 
 
 def cut(tree: Any, rows: Mapping[str, np.ndarray]) -> Any:
-    """Of the tables, only the given rows."""
+    """Cuts tables to the given rows."""
     return on_named(lambda table, ids: np.asarray(table)[ids], rows, tree)
 
 
@@ -177,7 +177,7 @@ def cut_shapes(tree: Any, rows: Mapping[str, np.ndarray]) -> Any:
 def task(
     round: int, broadcast: Broadcast, rows: Mapping[str, np.ndarray], told: Any = ()
 ) -> RecordDict:
-    """What a client gets in a round. `told` is for the steps of the aggregation that it takes."""
+    """What a client gets in a round. `told` is for the aggregation steps at the client."""
     head = ConfigRecord({"round": round, "rows": digest(rows), "version": VERSION})
     content = RecordDict({"train": head})
     content["x"] = arrays(cut(broadcast.x, rows))
@@ -197,8 +197,8 @@ class Task(NamedTuple):
 def parsed_task(
     content: RecordDict, x: Any, rows: Mapping[str, np.ndarray], told: Any = ()
 ) -> Task | None:
-    """With a broadcast like the model `x`, and what the aggregation tells like `told`; None if its
-    rows are not those."""
+    """The task in a message; None if the server means other rows. `x` and `told` have the shapes of
+    the model and of what the aggregation tells."""
     round, rows_digest = config(content, "train", round=int, rows=int)
     check_version(content["train"])
     if rows_digest != digest(rows):
@@ -221,11 +221,11 @@ def check_version(head: Any) -> None:
 STALE = RecordDict({"stale": ConfigRecord({})})  # "I hold other rows now: ask me again"
 
 
-TREES = ("own", "grads", "weighted")  # of what is sent
+TREES = ("own", "grads", "weighted")  # the fields of Sent that are trees
 
 
 def upload(sent: Sent) -> RecordDict:
-    """What the server gets of a client."""
+    """What a client sends to the server."""
     numbers: dict[str, Any] = {
         name: float(getattr(sent, name)) for name in ("weight", "steps", "loss")
     }
@@ -238,7 +238,7 @@ def upload(sent: Sent) -> RecordDict:
 
 @only_rejected
 def parsed_upload(content: RecordDict, like: Sent, s: Settings, most: float) -> Sent:
-    """What a client sent, like `like`, or Rejected. `most` is the largest norm of its change."""
+    """What a client sent, like `like`, or Rejected. `most` is the largest norm allowed."""
     if "stale" in content:
         raise Rejected("stale", "it holds other rows now, and is asked for them again")
     weight, steps, loss = numbers(content.get("numbers"), "weight", "steps", "loss")
@@ -268,6 +268,6 @@ def parsed_upload(content: RecordDict, like: Sent, s: Settings, most: float) -> 
 
 
 def sent_bytes(message: Message) -> int:
-    """The bytes that travel with a message: of it and of all objects that it consists of."""
+    """The bytes that are sent for a message: its own and those of all objects in it."""
     with no_object_id_recompute():
         return sum(len(part.deflate()) for part in get_all_nested_objects(message).values())

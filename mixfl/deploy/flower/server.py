@@ -22,7 +22,7 @@ from mixfl.runs.training import Result, run
 
 def serve(problem: Problem, grid: Grid, run_config: Mapping[str, Any]) -> Result:
     """A run from its beginning, or from its last checkpoint, to its end."""
-    keep_freed_memory()  # the process is Flower's, made for this
+    keep_freed_memory()  # Flower started this process for the run only
     keep_programs()
     report = reporter(True)
     d = chosen(problem, run_config)[3]

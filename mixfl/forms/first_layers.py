@@ -1,0 +1,63 @@
+"""Finds the first layers of a loss: dense layers on raw inputs.
+
+A first layer is the product of a parameter, which is used nowhere else, with something that depends
+on the batch alone. low_rank.py trains such layers without a copy of them per client.
+"""
+
+from typing import Any, NamedTuple, cast
+
+import jax
+import numpy as np
+from jax.extend.core import Literal
+
+from mixfl.forms.jaxpr import Traced
+from mixfl.problem import Federated
+
+
+class Layer(NamedTuple):
+    width: int
+    rows: int  # inputs in a batch
+    transposed: bool  # the parameter is [width, D], not [D, width]
+    swapped: bool  # the product is [width, rows], not [rows, width]
+    inputs: Any  # the variable that holds the inputs, [rows, D]
+    output: Any  # the variable that holds the product
+
+
+def find_layers(traced: Traced) -> dict[str, Layer]:
+    """The first layers of a loss, by the name of the weight."""
+    layers = {}
+    for weight, w in traced.params.items():
+        users = traced.users(w)
+        if len(users) != 1 or users[0].primitive.name != "dot_general":
+            continue
+        (eqn,) = users
+        contracted, batched = eqn.params["dimension_numbers"]
+        i = eqn.invars.index(w)
+        x, (w_dims, x_dims) = eqn.invars[1 - i], (contracted[i], contracted[1 - i])
+        if isinstance(x, Literal):
+            continue
+        w_is, x_is = cast(Any, w.aval), cast(Any, x.aval)
+        if (
+            x not in traced.moving and w_is.ndim == x_is.ndim == 2 and len(w_dims) == 1
+            and tuple(x_dims) == (1,) and not any(map(len, batched))
+            and w_is.dtype == x_is.dtype == np.float32
+        ):  # fmt: skip
+            layers[weight] = Layer(
+                w_is.shape[1 - w_dims[0]], x_is.shape[0], w_dims[0] == 1, i == 0,
+                x, eqn.outvars[0],
+            )  # fmt: skip
+    return layers
+
+
+def first_layers(term: Federated, x, rows: int) -> dict[str, Layer]:
+    """The first layers of a term's loss, for batches of `rows` examples."""
+    batch = {
+        k: jax.ShapeDtypeStruct((rows, *c.shape), c.dtype) for k, c in term.examples.columns.items()
+    }
+    return find_layers(Traced(term.loss, x, batch))
+
+
+def pays(layer: Layer, steps: int) -> bool:
+    """Is the low-rank form likely to be faster? Its Gram matrices grow with the square of a
+    client's inputs."""
+    return steps * layer.rows <= 2 * layer.width
