@@ -7,7 +7,7 @@
     next       the state after the round
 
 The defaults cost nothing: they return (), which has no arrays. `encode` gets summands whose leaves
-may be Parts (forms/base.py).
+may be Parts (forms/base.py). It changes p_i u_i and the gradients; u_i alone follows from these.
 
 Reports can change what should have been told: a limit may follow the norms of the same round. The
 simulator then computes the round again with the settled values, but only if that makes a difference
@@ -19,6 +19,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
+
+from mixfl.algorithms.contract import Sums
+from mixfl.forms.base import map_parts, scaled
 
 
 class Step:
@@ -91,6 +94,8 @@ class Chain(Step):
         for step, told_i in zip(self.steps, told, strict=True):
             summand, report = step.encode(told_i, summand, key)
             reports.append(report)
+        if self.steps and summand.unweighted is not None:
+            summand = summand._replace(unweighted=unweighted(summand))
         return summand, tuple(reports)
 
     def bad(self, report):
@@ -115,6 +120,11 @@ class Chain(Step):
 
     def next(self, state, reports):
         return tuple(map(lambda step, *a: step.next(*a), self.steps, state, reports))
+
+
+def unweighted(code: Sums) -> Any:
+    """u_i from p_i u_i. A client encodes and sends one array, and it serves both sums."""
+    return map_parts(lambda a: scaled(1 / jnp.maximum(code.weight, 1e-30), a), code.weighted)
 
 
 def _any(flags) -> Any:

@@ -57,7 +57,6 @@ class Clipping(Step):
 
         code = summand._replace(
             weighted=shortened(summand.weighted, factor[0]),
-            unweighted=shortened(summand.unweighted, factor[0]),
             grads=shortened(summand.grads, factor[1]),
         )
         return code, norms
@@ -91,12 +90,9 @@ class Clipping(Step):
 def own_norms(summand: Sums) -> jax.Array:
     """The norms of a client's own part and of its sum of gradients, per step: [kinds]. NaN if the
     client took no step."""
-    own, weight = summand.unweighted, jnp.float32(1.0)
-    if own is None:
-        own, weight = summand.weighted, summand.weight
-    both = [sum(map(squares, leaves_and_parts(tree)), jnp.float32(0)) for tree in
-            (own, summand.grads)]  # fmt: skip
-    norms = jnp.sqrt(jnp.stack(both)) / jnp.stack([weight, jnp.float32(1.0)])
+    trees = (summand.weighted, summand.grads)
+    both = [sum(map(squares, leaves_and_parts(tree)), jnp.float32(0)) for tree in trees]
+    norms = jnp.sqrt(jnp.stack(both)) / jnp.stack([summand.weight, jnp.float32(1.0)])
     return jnp.where(summand.steps > 0, norms / jnp.maximum(summand.steps, 1), jnp.nan)
 
 

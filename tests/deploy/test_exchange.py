@@ -268,11 +268,11 @@ def put_together(tree, contents, most):
 def test_an_honest_reply_of_any_size_passes(size):
     """Zeros, too: Flower sends their chunks, which are equal, once."""
     arrays = {"zeros": np.zeros(size // 4, np.float32), "a/ü": np.arange(size // 4, dtype="f4")}
-    reply = Message(RecordDict({"own": messages.arrays(arrays)}), 1, "train")
+    reply = Message(RecordDict({"weighted": messages.arrays(arrays)}), 1, "train")
     _, tree, contents = honest(reply)
     found = put_together(tree, contents, bounds((n, a.nbytes) for n, a in arrays.items()))
-    assert found.content["own"]["a/ü"].data == arrays["a/ü"].tobytes()
-    assert len(found.content["own"]["zeros"].data) == size
+    assert found.content["weighted"]["a/ü"].data == arrays["a/ü"].tobytes()
+    assert len(found.content["weighted"]["zeros"].data) == size
 
 
 def test_a_tree_that_is_too_deep():
@@ -283,7 +283,7 @@ def test_a_tree_that_is_too_deep():
         Reply(tree.object_id, tree, bounds([("w", 12)]))
 
 
-SMALL = Message(RecordDict({"own": messages.arrays({"w": np.ones(3, "f4")})}), 1, "train")
+SMALL = Message(RecordDict({"weighted": messages.arrays({"w": np.ones(3, "f4")})}), 1, "train")
 
 
 @settings(max_examples=200, deadline=None)
@@ -346,7 +346,7 @@ def test_who_sent_a_reply_is_not_the_replys_to_say():
         real = dict(reply.metadata.__dict__)
         message, src = known["victim"]
         reply.metadata.__dict__.update(_reply_to_message_id=message, _src_node_id=src)
-        reply.content["own"]["w"] = messages.array(np.full(3, 9, np.float32))
+        reply.content["weighted"]["w"] = messages.array(np.full(3, 9, np.float32))
         sent = honest(reply)
         reply.metadata.__dict__.update(real)
         return sent

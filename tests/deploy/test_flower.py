@@ -103,7 +103,7 @@ def poison(name, value):
     """A reply in which one array is another."""
 
     def change(content):
-        content["own"]["w"] = value(content["own"]["w"])
+        content["weighted"]["w"] = value(content["weighted"]["w"])
 
     return name, changed(change)
 
@@ -149,10 +149,10 @@ FAULTS = dict([
     poison("nonfinite, infinite", lambda a: raw(a, data=np.full(3, np.inf, np.float32).tobytes())),
     poison("too_large", lambda a: raw(a, data=np.full(3, 3e38, np.float32).tobytes())),
     poison("malformed, pickled", lambda a: raw(a, form="numpy.ndarray", data=b"\x80\x04K\x01.")),
-    ("malformed, no own part", without("own")),
+    ("malformed, no own part", without("weighted")),
     ("malformed, no numbers", without("numbers")),
-    ("malformed, another record", replaced(own=ConfigRecord({"w": 1}))),
-    ("malformed, another name", replaced(own=ArrayRecord())),
+    ("malformed, another record", replaced(weighted=ConfigRecord({"w": 1}))),
+    ("malformed, another name", replaced(weighted=ArrayRecord())),
     ("malformed, weight", numbers(weight=1e9)),
     ("malformed, negative weight", numbers(weight=-1.0)),
     ("malformed, steps", numbers(steps=0.5)),
@@ -194,7 +194,7 @@ def expected_without_client_2():
         ]  # fmt: skip
         total = sum(float(u.weight) for u in uploads)
         for u in uploads:
-            x = jax.tree.map(lambda a, own, total=total: a + own / total, x, u.own)
+            x = jax.tree.map(lambda a, own, total=total: a + own / total, x, u.weighted)
     return x
 
 

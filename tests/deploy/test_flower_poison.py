@@ -15,11 +15,12 @@ HARMFUL = 30.0  # norm of the update; honest ones are below 1
 def harmful(content):
     """Another change, of the norm wanted, in a direction of its own."""
     rng = np.random.default_rng(1)
-    arrays = {n: messages.parsed(a, _shape(a), n) for n, a in content["own"].items()}
+    arrays = {n: messages.parsed(a, _shape(a), n) for n, a in content["weighted"].items()}
     drawn = {n: rng.normal(size=a.shape) for n, a in arrays.items()}
     norm = np.sqrt(sum(np.sum(a**2) for a in drawn.values()))
-    content["own"] = ArrayRecord(
-        {n: messages.array((HARMFUL / norm * a).astype(np.float32)) for n, a in drawn.items()}
+    factor = HARMFUL * content["numbers"]["weight"] / norm
+    content["weighted"] = ArrayRecord(
+        {n: messages.array((factor * a).astype(np.float32)) for n, a in drawn.items()}
     )
 
 

@@ -121,7 +121,7 @@ def test_the_steps_are_pytorchs_own(monkeypatch):
         x = messages_of(client)
         sent, wanted = (c.program(x, c.feed(0), ()) for c in (client, other))
         assert len(taken) == expected
-        for name in ("own", "weight", "steps", "loss"):
+        for name in ("weighted", "weight", "steps", "loss"):
             assert_same(getattr(sent, name), getattr(wanted, name), 1e-4)
 
 

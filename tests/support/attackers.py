@@ -49,7 +49,9 @@ def hello(message: Message, number: int) -> Sent:
 def slow(message: Message) -> Sent:
     own = ArrayRecord({"w": Array("float32", (3,), "mixfl.little-endian", bytes(12))})
     numbers = MetricRecord({"weight": 1.0, "steps": 1.0, "loss": 1.0})
-    tree, contents = whole(Message(RecordDict({"own": own, "numbers": numbers}), reply_to=message))
+    tree, contents = whole(
+        Message(RecordDict({"weighted": own, "numbers": numbers}), reply_to=message)
+    )
     return tree, dict(list(contents.items())[:1])
 
 
@@ -62,7 +64,7 @@ def bomb(message: Message) -> Sent:
               "arraychunk_ids": [0] * REPEATED}  # fmt: skip
     array = part("Array", chunk, json.dumps(listed).encode())
     record = part("ArrayRecord", array, json.dumps({"w": get_object_id(array)}).encode())
-    records = part("RecordDict", record, json.dumps({"own": get_object_id(record)}).encode())
+    records = part("RecordDict", record, json.dumps({"weighted": get_object_id(record)}).encode())
     honest = Message(RecordDict(), reply_to=message).deflate()
     root = part("Message", records, honest[honest.index(b"\0") + 1 :])
     contents = [chunk, array, record, records, root]

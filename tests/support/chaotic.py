@@ -15,14 +15,14 @@ DEADLINE = 20.0  # of a round
 
 def spoiled(good: RecordDict, **changes) -> RecordDict:
     """With something else about the first array of the change."""
-    name, first = next(iter(good["own"].items()))
+    name, first = next(iter(good["weighted"].items()))
     fields = dict(dtype=first.dtype, shape=first.shape, stype=first.stype, data=first.data)
-    own = ArrayRecord({**good["own"], name: Array(**{**fields, **changes})})
-    return RecordDict({**good, "own": own})
+    own = ArrayRecord({**good["weighted"], name: Array(**{**fields, **changes})})
+    return RecordDict({**good, "weighted": own})
 
 
 def first(good: RecordDict) -> Array:
-    return next(iter(good["own"].values()))
+    return next(iter(good["weighted"].values()))
 
 
 def raising(good: RecordDict) -> RecordDict:

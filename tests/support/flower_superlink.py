@@ -206,7 +206,7 @@ def repeated(times: int, chunk: bytes) -> Forge:
         body = json.dumps({"w": array_id}).encode()
         record = b"ArrayRecord %s %d\x00" % (array_id.encode(), len(body)) + body
         record_id = get_object_id(record)
-        body = json.dumps({"own": record_id}).encode()
+        body = json.dumps({"weighted": record_id}).encode()
         records = b"RecordDict %s %d\x00" % (record_id.encode(), len(body)) + body
         records_id = get_object_id(records)
         good = honest(reply)[2][get_object_tree(reply).object_id]
@@ -234,7 +234,7 @@ def wide(count: int) -> Forge:
 
 def long_array(size: int) -> Forge:
     def forge(reply: Message) -> Sent:
-        reply.content["own"] = ArrayRecord({"w": Array("float32", (3,), "x", bytes(size))})
+        reply.content["weighted"] = ArrayRecord({"w": Array("float32", (3,), "x", bytes(size))})
         return honest(reply)
 
     return forge

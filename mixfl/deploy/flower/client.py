@@ -95,7 +95,7 @@ class Client:
 
     def _encoded(self, summand, feed, told) -> Sent:
         code, _ = self.aggregation.encode(told, summand, feed.key)
-        return sent(code, encoded=bool(self.aggregation.steps))
+        return sent(code)
 
     def _in_pytorch(self):
         """The same in PyTorch, if the loss is written in it and the steps use only this loss."""

@@ -221,8 +221,7 @@ class DeployedEngine:
             return state, {**info, "finite": finite(state)}
 
         def code(summand, told):
-            return sent(at_client.encode(told, summand, np.zeros(2, np.uint32))[0],
-                        bool(at_client.steps))  # fmt: skip
+            return sent(at_client.encode(told, summand, np.zeros(2, np.uint32))[0])
 
         told = self.aggregation.part(self.aggregation.told(self.aggregation.init()), True)
         self.programs[algorithm] = Programs(

@@ -66,8 +66,7 @@ class Exchange:
 
     def _like(self, j: int, rows: Mapping[str, np.ndarray]) -> Sent:
         like = self.like[j]
-        weighted = None if like.weighted is None else cut_shapes(like.weighted, rows)
-        return like._replace(own=cut_shapes(like.own, rows), weighted=weighted)
+        return like._replace(weighted=cut_shapes(like.weighted, rows))
 
     def name(self, j: int) -> str:
         return self.nodes.problem.populations[j].name
@@ -196,10 +195,7 @@ def padded(
         for n, held in rows.items()
     }
 
-    def pad(tree):
-        def longer(a, k):
-            return np.concatenate([a, np.zeros((k - len(a), *a.shape[1:]), a.dtype)])
+    def longer(a, k):
+        return np.concatenate([a, np.zeros((k - len(a), *a.shape[1:]), a.dtype)])
 
-        return None if tree is None else on_named(longer, size, tree)
-
-    return sent._replace(own=pad(sent.own), weighted=pad(sent.weighted)), ids
+    return sent._replace(weighted=on_named(longer, size, sent.weighted)), ids

@@ -221,7 +221,7 @@ def check_version(head: Any) -> None:
 STALE = RecordDict({"stale": ConfigRecord({})})  # "I hold other rows now: ask me again"
 
 
-TREES = ("own", "grads", "weighted")  # the fields of Sent that are trees
+TREES = ("weighted", "grads")  # the fields of Sent that are trees
 
 
 def upload(sent: Sent) -> RecordDict:
@@ -259,9 +259,9 @@ def parsed_upload(content: RecordDict, like: Sent, s: Settings, most: float) -> 
     for leaf in jax.tree.leaves(trees):
         if not np.isfinite(leaf).all():
             raise Rejected("nonfinite", "its change of the model is not finite")
-    for tree in trees.values():
+    for name, tree in trees.items():
         squares = [np.sum(np.square(a.astype(np.float64))) for a in jax.tree.leaves(tree)]
-        if math.sqrt(sum(squares)) > most * max(weight, 1):  # they may be weighted
+        if math.sqrt(sum(squares)) > most * (weight if name == "weighted" else 1):
             raise Rejected("too_large", "its change of the model is larger than max_update_norm")
     head = {"weight": weight, "steps": steps, "loss": loss}
     return like._replace(**trees, **{name: np.float32(v) for name, v in head.items()})
