@@ -13,9 +13,9 @@ CHOOSE = (clipping.choose,)
 
 
 def chain(s: Settings) -> Chain:
-    """The steps that the settings ask for."""
-    steps = [choose(s) for choose in CHOOSE]
-    return Chain([step for step in steps if step is not None])
+    """The steps that the settings ask for: first those at the client, as in a deployment."""
+    steps = [step for choose in CHOOSE if (step := choose(s)) is not None]
+    return Chain(sorted(steps, key=lambda step: not step.at_client))
 
 
 __all__ = ["CHOOSE", "Chain", "Step", "chain"]

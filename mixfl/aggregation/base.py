@@ -12,12 +12,14 @@ may be Parts (forms/base.py). It changes p_i u_i and the gradients; u_i alone fo
 Reports can change what should have been told: a limit may follow the norms of the same round. The
 simulator then computes the round again with the settled values, but only if that makes a difference
 (`changed`). In a deployment a step runs at the client if `at_client` is set. Otherwise it runs at
-the server, on each summand as it arrives, because a client could cheat.
+the server, on each summand as it arrives, because a client could cheat. A client's report stays
+with it: `settled`, `counted` and `next` of a step that runs at clients get () there.
 """
 
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 
 from mixfl.algorithms.contract import Sums
@@ -28,7 +30,7 @@ class Step:
     at_client = True  # in a deployment; False: at the server, as a client could cheat
     squares = False  # needs the norms of summands
     elements = False  # changes single numbers of summands, which low-rank layers do not form
-    random = False  # draws at random: encode gets a key of this client and round alone
+    random = False  # draws at random at the client: encode gets a key of its own
 
     def init(self) -> Any:
         """The state before the first round, of one population."""
@@ -91,8 +93,9 @@ class Chain(Step):
 
     def encode(self, told, summand, key):
         reports = []
-        for step, told_i in zip(self.steps, told, strict=True):
-            summand, report = step.encode(told_i, summand, key)
+        for i, (step, told_i) in enumerate(zip(self.steps, told, strict=True)):
+            own = folded(key, i) if step.random else None
+            summand, report = step.encode(told_i, summand, own)
             reports.append(report)
         if self.steps and summand.unweighted is not None:
             summand = summand._replace(unweighted=unweighted(summand))
@@ -125,6 +128,11 @@ class Chain(Step):
 def unweighted(code: Sums) -> Any:
     """u_i from p_i u_i. A client encodes and sends one array, and it serves both sums."""
     return map_parts(lambda a: scaled(1 / jnp.maximum(code.weight, 1e-30), a), code.weighted)
+
+
+def folded(key: Any, i: int) -> jax.Array:
+    """The key of a client's i-th step, from the two words of its feed."""
+    return jax.random.fold_in(jax.random.wrap_key_data(key, impl="threefry2x32"), i)
 
 
 def _any(flags) -> Any:

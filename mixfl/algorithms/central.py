@@ -9,6 +9,7 @@ from mixfl.algorithms.contract import (
     Algorithm,
     Feed,
     algorithm,
+    usual_central_batch,
 )
 from mixfl.algorithms.steps import add, central_batches, chunked_gradient, descend, draw_central
 from mixfl.errors import MixflError
@@ -33,7 +34,7 @@ class Trained(NamedTuple):
 def central(problem: Problem, s: Settings) -> Algorithm:
     if not problem.central:
         raise MixflError("this algorithm needs a central term, and the problem has none.")
-    draw = draw_central(problem, s, s.J, auto=s.cohort_size * s.client_batch)
+    draw = draw_central(problem, s, s.J, auto=usual_central_batch(problem, s))
     select = lambda drawn: central_batches(problem, drawn)  # noqa: E731
     return server_training(problem.central, s, Feed(clients=False, draw=draw), select)
 
@@ -59,5 +60,5 @@ def server_training(terms, s: Settings, feed: Feed, select: Callable) -> Algorit
     def update(state, broadcasts, sums, central):
         return central.state, {"train/loss": central.loss}
 
-    nobody = lambda *_: None  # noqa: E731
+    nobody: Any = lambda *_: None  # noqa: E731 (no client takes part)
     return Algorithm(init, lambda *_: [], nobody, nobody, central, update, feed)

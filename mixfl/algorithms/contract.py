@@ -85,6 +85,7 @@ class Broadcast(NamedTuple):
 
     x: Params
     aug: Params | None = None  # augmenting gradient, added to the gradient of each step
+    drift: Params | None = None  # never sent: what 1, 2, ... K steps on aug alone change, [K, ...]
 
 
 class Upload(NamedTuple):
@@ -139,12 +140,12 @@ class BroadcastTo(Protocol):
 
 
 class Client(Protocol):
-    def __call__(self, term: Federated, broadcast: Any, feed: ClientFeed, /) -> Any:
+    def __call__(self, term: Federated, broadcast: Any, feed: ClientFeed, /) -> Upload:
         """A client's Upload."""
 
 
 class Summand(Protocol):
-    def __call__(self, upload: Any, /) -> Any:
+    def __call__(self, upload: Upload, /) -> Sums:
         """What a client adds to the sums."""
 
 
@@ -204,6 +205,10 @@ class Auto(Protocol):
         """The value that `auto` stands for."""
 
 
+def usual_central_batch(problem: Problem, s: Settings) -> int:
+    return s.cohort_size * s.client_batch
+
+
 def _weight_of(kind: type) -> Auto:
     def weight(problem, s):
         terms = [t for t in problem.terms if isinstance(t, kind)]
@@ -215,7 +220,7 @@ def _weight_of(kind: type) -> Auto:
 AUTO: dict[str, Auto] = {
     "central_lr": lambda problem, s: s.eta_c,
     "central_steps": lambda problem, s: s.J,
-    "central_batch": lambda problem, s: s.cohort_size * s.client_batch,
+    "central_batch": usual_central_batch,
     "merge_lr": lambda problem, s: 1.0,
     "pretrain_rounds": lambda problem, s: s.rounds // 2,
     "w_f": _weight_of(Federated),

@@ -14,6 +14,7 @@ from mixfl.algorithms.contract import (
     MERGE_KEYS,
     Algorithm,
     algorithm,
+    usual_central_batch,
 )
 from mixfl.algorithms.fed_avg import fed_avg
 from mixfl.algorithms.steps import (
@@ -69,6 +70,6 @@ def parallel_training(problem: Problem, s: Settings) -> Algorithm:
         return state, report(problem, sums, central)
 
     algorithm = fed_avg.build(problem, s)
-    draw = draw_central(problem, s, s.J, auto=s.cohort_size * s.client_batch)
+    draw = draw_central(problem, s, s.J, auto=usual_central_batch(problem, s))
     feed = algorithm.feed._replace(draw=draw)
     return algorithm._replace(init=init, central=central, update=update, feed=feed)

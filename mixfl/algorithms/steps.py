@@ -59,7 +59,7 @@ def _gradient(term: Term, x, batch, count):
         return term.weight * jnp.sum(losses * batch.mask) / jnp.maximum(count, 1)
 
     # A form's loss has its own, faster gradient (see forms/).
-    own_way = getattr(term.loss, "value_and_grad", None)
+    own_way = getattr(term.loss, "gradient_in_form", None)
     if own_way is not None:
         return own_way(mean, x, batch)
     return jax.value_and_grad(lambda x: mean(term.loss(x, batch.data)))(x)
@@ -140,35 +140,37 @@ def own_part(s: Settings, broadcast: Broadcast, delta, steps):
     """u_i = Delta_i without what K_i steps on the augmenting gradient alone would change."""
     if broadcast.aug is None:
         return delta
-    opt = make(s.client_opt, s.client_lr)
-    if opt.plain:
+    if make(s.client_opt, s.client_lr).plain:
         return jax.tree.map(
             lambda d, a: (d + s.client_lr * steps * a).astype(d.dtype), delta, broadcast.aug
         )
-    count = jnp.arange(s.local_steps)
-    nothing = lambda x, _: (jnp.zeros(()), zeros(x))  # noqa: E731
-    active = (count < steps).astype(jnp.float32)
-    x = descend(nothing, opt, broadcast.x, count, opt.init(broadcast.x), active, broadcast.aug)[0]
-    return difference(delta, difference(x, broadcast.x))
+    drift = with_drift(s, broadcast).drift
+    last = jnp.maximum(steps, 1).astype(jnp.int32) - 1
+    return jax.tree.map(lambda d, all: jnp.where(steps > 0, d - all[last], d), delta, drift)
+
+
+def with_drift(s: Settings, broadcast: Broadcast) -> Broadcast:
+    """With the change after 1, 2, ... K steps of ClientOpt on the augmenting gradient alone, unless
+    plain SGD makes that trivial. It is the same for all clients of a population."""
+    opt = make(s.client_opt, s.client_lr)
+    if broadcast.aug is None or broadcast.drift is not None or opt.plain:
+        return broadcast
+
+    def step(carry, _):
+        x, opt_state = opt.step(carry[0], broadcast.aug, carry[1])
+        return (x, opt_state), difference(x, broadcast.x)
+
+    start = (broadcast.x, opt.init(broadcast.x))
+    return broadcast._replace(drift=jax.lax.scan(step, start, length=s.local_steps)[1])
 
 
 def carried(s: Settings, broadcast: Broadcast, by_steps):
     """The sum over clients of p_i times what the augmenting gradient changed in K_i steps."""
-    opt = make(s.client_opt, s.client_lr)
-    k = jnp.arange(1, len(by_steps) + 1)
-    if opt.plain:
+    if make(s.client_opt, s.client_lr).plain:
+        k = jnp.arange(1, len(by_steps) + 1)
         return scale(-s.client_lr * jnp.sum(by_steps * k), broadcast.aug)
-
-    def step(carry, weight):
-        x, opt_state, total = carry
-        x, opt_state = opt.step(x, broadcast.aug, opt_state)
-        return (x, opt_state, add(total, scale(weight, difference(x, broadcast.x)))), None
-
-    nothing = jax.tree.map(
-        lambda a: jnp.zeros(a.shape, jnp.result_type(a, jnp.float32)), broadcast.x
-    )
-    start = (broadcast.x, opt.init(broadcast.x), nothing)
-    return jax.lax.scan(step, start, by_steps)[0][2]
+    drift = with_drift(s, broadcast).drift
+    return jax.tree.map(lambda all: jnp.tensordot(by_steps, all, axes=1), drift)
 
 
 def weighted_summand(s: Settings, upload: Upload) -> Sums:

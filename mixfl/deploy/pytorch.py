@@ -1,8 +1,10 @@
 """A deployed client whose loss is written in PyTorch takes its steps entirely in PyTorch."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
+import jax
 import numpy as np
 import optax
 import torch
@@ -61,6 +63,12 @@ def client_update(
         total, examples, steps = total + value.item(), examples + int(mask[k].sum()), steps + 1
     weight = {"examples": examples, "steps": steps, "uniform": min(steps, 1)}[s.weighting]
     delta = {name: to_numpy(p.detach() - before[name]) for name, p in named.items()}
-    own = own_part(s, broadcast, delta, np.float32(steps))
+    own = _own_part(s)(broadcast, delta, np.float32(steps))
     grads = None if sums is None else {name: to_numpy(g) for name, g in sums.items()}
     return Upload(own, np.float32(weight), np.float32(steps), grads, np.float32(total))
+
+
+@functools.cache
+def _own_part(s: Settings) -> Callable:
+    """Compiled once for all rounds."""
+    return jax.jit(functools.partial(own_part, s))

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 
 from mixfl.aggregation import Chain
-from mixfl.algorithms.contract import Algorithm
+from mixfl.algorithms.contract import Algorithm, uses_own_loss_only
 from mixfl.engine import processes
 from mixfl.errors import MixflError
 from mixfl.forms import CHOOSE, low_rank
@@ -39,6 +39,10 @@ class Forms(NamedTuple):
 
     of: Mapping[str, tuple[Form, ...]]
     refused: tuple[Refused, ...] = ()
+
+    def at(self, algorithm: Algorithm) -> "Forms":
+        """Those of a round's algorithm: none if its clients use the model beyond their own loss."""
+        return self if uses_own_loss_only(algorithm) else Forms(dict.fromkeys(self.of, ()))
 
     @property
     def tables(self) -> dict[str, Mapping]:
@@ -82,9 +86,9 @@ def choose_forms(
             elif form is not None:
                 chosen.append(form)
         forms[term.name] = tuple(chosen)
-    chosen_forms = Forms(forms, tuple(refused))
+    reasons = [why for why, module in refused.items() if module == low_rank.__name__]
+    chosen_forms = Forms(forms, tuple(why for why in refused if why not in reasons))
     if s.first_layer == "low-rank" and not chosen_forms.low_rank:
-        reasons = [why for why, module in refused.items() if module == low_rank.__name__]
         raise low_rank.required([*reasons, "the clients' data is elsewhere"][0])
     return chosen_forms
 

@@ -5,8 +5,9 @@ from typing import Any
 import jax
 import numpy as np
 
+from mixfl.aggregation import Chain
 from mixfl.aggregation.wire import sent
-from mixfl.algorithms.contract import Algorithm, Sums
+from mixfl.algorithms.contract import Algorithm
 from mixfl.engine.auto import Forms
 from mixfl.engine.base import RoundBytes
 from mixfl.engine.feeding import Feeder, Piece
@@ -18,8 +19,9 @@ class ByteCounter:
     """Without row-sparse tables, a round's bytes follow from the shapes. With them, the bytes also
     depend on how many rows each client holds, which is counted for every cohort."""
 
-    def __init__(self, problem: Problem, feeder: Feeder, forms: Forms):
+    def __init__(self, problem: Problem, feeder: Feeder, forms: Forms, aggregation: Chain):
         self.problem, self.feeder, self.forms = problem, feeder, forms
+        self.aggregation = aggregation.at(client=True)
         self.fixed: dict[Algorithm, list[tuple]] = {}
         self.fed: tuple[int, list] = (-1, [])  # the last round read, and its clients' rows
 
@@ -50,7 +52,7 @@ class ByteCounter:
         fed = self.fed[1]
         if round != self.fed[0] or jax.process_count() > 1:
             fed = [_rows(piece) for piece in self.feeder.whole().pieces(algorithm, round)]
-        tables = self.forms.tables[self.problem.populations[population].name]
+        tables = self.forms.at(algorithm).tables[self.problem.populations[population].name]
         counts = {
             name: np.concatenate([(rows[population][name] < table.rows).sum(1) for rows in fed])
             for name, table in tables.items()
@@ -71,18 +73,22 @@ class ByteCounter:
             def count(rows: dict[str, int], term=term, broadcast=broadcast, one=one) -> np.ndarray:
                 ids = {n: jax.ShapeDtypeStruct((k,), np.int32) for n, k in rows.items()}
                 own = jax.eval_shape(restrict, broadcast, ids) if ids else broadcast
-                summand = jax.eval_shape(
-                    lambda b, f: algorithm.summand(algorithm.client(term, b, f)), own, one
-                )
-                up = sent(summand)._replace(loss=None) if isinstance(summand, Sums) else summand
+                up = jax.eval_shape(lambda b, f: self._sent(algorithm, term, b, f), own, one)
+                up = up._replace(loss=None)
                 return np.array([_bytes(own) + _bytes(one.share), _bytes((up, ids))], float)
 
             # Affine in the number of rows, so counting with one row and with two is enough.
-            single = {table: 1 for table in self.forms.tables.get(term.name, ())}
+            single = {table: 1 for table in self.forms.at(algorithm).tables.get(term.name, ())}
             base = count(single)
             per_row = {t: count(single | {t: 2}) - base for t in single}
             counted.append((base - sum(per_row.values(), np.zeros(2)), per_row))
         return counted
+
+    def _sent(self, algorithm: Algorithm, term, broadcast, feed):
+        summand = algorithm.summand(algorithm.client(term, broadcast, feed))
+        told = self.aggregation.told(self.aggregation.init())
+        code, _ = self.aggregation.encode(told, summand, np.zeros(2, np.uint32))
+        return sent(code, broadcast.x)
 
 
 def _rows(piece: Piece) -> list:

@@ -9,16 +9,15 @@ buffer is never written to again.
 import copy
 import queue
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from mixfl.algorithms.contract import Algorithm, Batches, ClientFeed, Draw, Drawn
 from mixfl.engine import cohort
-from mixfl.engine.auto import client_batches
+from mixfl.engine.auto import Forms, client_batches
 from mixfl.errors import MixflError
-from mixfl.forms.base import Form
 from mixfl.problem import Problem
 from mixfl.settings import Settings
 
@@ -35,8 +34,6 @@ class Piece(NamedTuple):
 
 class Draws:
     """The batches drawn at the server. They need no client data."""
-
-    chunk = 1  # clients read at once
 
     def __init__(
         self, problem: Problem, s: Settings, devices: int = 1, own: tuple[int, int] = (0, 1)
@@ -95,11 +92,11 @@ class Feeder(Draws):
 
     def __init__(
         self, problem: Problem, s: Settings, devices: int = 1,
-        forms: Mapping[str, Sequence[Form]] | None = None, own: tuple[int, int] = (0, 1),
+        forms: Forms | None = None, own: tuple[int, int] = (0, 1),
         keys: bool = False,
     ):  # fmt: skip
         super().__init__(problem, s, devices, own)
-        self.forms = forms or {}  # of each population, by its name
+        self.forms = forms or Forms({})
         self.keys = keys  # clients draw at random
         self.starts = [np.asarray(t.clients.offsets) for t in problem.populations]
         for term in problem.populations:
@@ -132,9 +129,10 @@ class Feeder(Draws):
             for j, t in enumerate(self.problem.populations)
         ]
         shares = self._deal(round) if feed.share else None
+        forms = self.forms.at(algorithm).of
         for start in range(0, s.cohort_size, self.chunk):
             clients = tuple(
-                self._own_clients(round, j, chosen, start, shares)
+                self._own_clients(round, j, chosen, start, shares, forms)
                 for j, chosen in enumerate(cohorts)
             )
             last = start + self.chunk >= s.cohort_size
@@ -146,15 +144,15 @@ class Feeder(Draws):
         every.own = (0, 1)
         return every
 
-    def _own_clients(self, round, population, chosen, start, shares) -> ClientFeed:
+    def _own_clients(self, round, population, chosen, start, shares, forms) -> ClientFeed:
         part = self._own(self.chunk)
         own = chosen[start : start + self.chunk][part]
         if len(own):
-            return self._clients(round, population, own, start + part.start, shares)
-        feed = self._clients(round, population, chosen[:1], 0, shares)
+            return self._clients(round, population, own, start + part.start, shares, forms)
+        feed = self._clients(round, population, chosen[:1], 0, shares, forms)
         return feed._replace(batches=feed.batches._replace(mask=0 * feed.batches.mask))
 
-    def _clients(self, round, population, chosen, start, shares) -> ClientFeed:
+    def _clients(self, round, population, chosen, start, shares, forms) -> ClientFeed:
         s, term = self.s, self.problem.populations[population]
         steps, batch = self.steps[population], self.batch[population]
         count = self.chunk // self.own[1]
@@ -176,7 +174,7 @@ class Feeder(Draws):
         if self.keys:
             keys = cohort.client_keys(s.seed, round, population, chosen)
             feed = feed._replace(key=np.concatenate([keys, np.repeat(keys[:1], missing, 0)]))
-        for form in self.forms.get(term.name, ()):
+        for form in forms.get(term.name, ()):
             feed = form.read(feed)
         return feed
 

@@ -161,9 +161,10 @@ class Round:
 
     def _summed(self, term, broadcast, feeds, state) -> Summed:
         population = Population(
-            self.algorithm, self.aggregation, self.forms.of[term.name],
+            self.algorithm, self.settings, self.aggregation,
+            self.forms.at(self.algorithm).of[term.name],
             AXIS if self.mesh is not None else None,
         )  # fmt: skip
         if self.settings.aggregation != "mean":
-            return population.compared(self.settings, term, broadcast, feeds, state)
+            return population.compared(term, broadcast, feeds, state)
         return population.sum(term, broadcast, feeds, state)

@@ -55,11 +55,11 @@ class Simulator:
         self.devices = choose_devices(problem, x, algorithm, s, self.forms)
         own = (jax.process_index(), jax.process_count())
         self.feeder = Feeder(
-            problem, s, self.devices, self.forms.of, own, keys=self.aggregation.random
+            problem, s, self.devices, self.forms, own, keys=self.aggregation.random
         )
         self.feeder.check_draws(self.at(0))
         self.programs: dict[Algorithm, Round] = {}
-        self.byte_counter = ByteCounter(problem, self.feeder, self.forms)
+        self.byte_counter = ByteCounter(problem, self.feeder, self.forms, self.aggregation)
         self.waited = 0.0  # seconds that the loop waited for data
         self.on_progress: Callable[[Progress], None] = lambda _: None
         self.under_way: deque[LongRound] = deque()  # long rounds in flight

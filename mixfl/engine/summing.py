@@ -23,6 +23,7 @@ import jax.numpy as jnp
 from mixfl.aggregation import Chain
 from mixfl.aggregation.robust import robust_sums
 from mixfl.algorithms.contract import Algorithm, Broadcast, ClientFeed
+from mixfl.algorithms.steps import with_drift
 from mixfl.engine.auto import trains_few_numbers
 from mixfl.forms.base import (
     Form,
@@ -56,6 +57,7 @@ class Population:
     """Sums over the clients of one population."""
 
     algorithm: Algorithm
+    settings: Settings
     aggregation: Chain
     forms: Sequence[Form]
     axis: str | None  # of the devices that share the cohort
@@ -64,6 +66,7 @@ class Population:
         """`state` is the state of the aggregation."""
         chain = self.aggregation
         group = group_size(len(feeds.batches.mask), broadcast.x, self.forms)
+        broadcast = self.prepared(broadcast)
         forms, term, broadcast, feeds = start(self.forms, term, broadcast, feeds)
 
         def total(told, look: bool):
@@ -80,6 +83,11 @@ class Population:
         )
         sums = chain.decode(settled, sums)
         return Summed(sums, rejected, chain.counted(settled, reports), every)
+
+    def prepared(self, broadcast):
+        """With what is the same for all clients, and would otherwise be computed by each."""
+        own = isinstance(broadcast, Broadcast)
+        return with_drift(self.settings, broadcast) if own else broadcast
 
     def _total(self, group: int, forms, term, broadcast, feeds, told, look: bool):
         """The sum of the codes, the number of clients left out (0 without `look`), and all
@@ -127,15 +135,15 @@ class Population:
         kept = map_parts(lambda a: a if is_kept(a) else None, code)
         return added, (kept, bad, report)
 
-    def compared(self, s: Settings, term, broadcast, feeds, state) -> Summed:
+    def compared(self, term, broadcast, feeds, state) -> Summed:
         """The sums for aggregations that hold all summands at once."""
-        chain = self.aggregation
+        chain, broadcast = self.aggregation, self.prepared(broadcast)
 
         def one(_, feed):
             return None, client_summand(self.algorithm, self.forms, term, broadcast, feed)
 
         summands = jax.lax.scan(one, None, feeds)[1]
-        return compared(s, chain, summands, feeds.key, state)
+        return compared(self.settings, chain, summands, feeds.key, state)
 
 
 def compared(s: Settings, chain: Chain, summands, keys, state) -> Summed:

@@ -86,7 +86,7 @@ class LookupLoss:
     def __call__(self, x, data):
         return self.loss(x, data)
 
-    def value_and_grad(self, mean, x, batch):
+    def gradient_in_form(self, mean, x, batch):
         loss_of_rows, rows, additions = by_rows(self.loss, self.tables, x, batch.data)
         value, g = jax.value_and_grad(lambda rows: mean(loss_of_rows(rows)))(rows)
         return value, additions(g)

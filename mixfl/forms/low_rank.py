@@ -247,7 +247,7 @@ class LowRankLoss:
     def __call__(self, x, data):
         return self.loss(x, data)  # with whole weights
 
-    def value_and_grad(self, mean, x, batch):
+    def gradient_in_form(self, mean, x, batch):
         return jax.value_and_grad(lambda x: mean(self._losses(x, batch.data, batch.extra)))(x)
 
     def _losses(self, x, data, products):

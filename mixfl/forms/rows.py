@@ -129,7 +129,7 @@ def choose(c: Candidate) -> Form | Refused | None:
     if c.single:
         reason = f"aggregation = {c.settings.aggregation} compares the whole changes of all clients"
     elif not uses_own_loss_only(c.algorithm):
-        reason = "the clients' steps of this algorithm use rows beyond those in their own data"
+        reason = "the clients' steps of this algorithm may use rows beyond those in their own data"
     elif not make(c.settings.client_opt, c.settings.client_lr).plain:
         reason = (
             f"client_opt = {c.settings.client_opt} also moves rows that are not in a client's data"

@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from mixfl.algorithms.contract import Algorithm, Recipe
 from mixfl.engine import Simulator
 from mixfl.engine.base import Engine
 from mixfl.format_versions import RUN_FOLDER
-from mixfl.problem import Problem, Term
+from mixfl.problem import Problem
 from mixfl.runs.keys import chosen_keys, merged, preset_keys, settings_of
 from mixfl.settings import Settings
 from mixfl.tasks import Task, find
@@ -47,20 +47,13 @@ class Plan:
 
     def config(self, engine: Engine) -> dict[str, Any]:
         """Everything that the run depends on, with `auto` replaced by what it came to."""
-        s = dataclasses.asdict(engine.resolved()) | self._weights()
+        s = dataclasses.asdict(engine.resolved())
         keys = {k: _plain(v) for k, v in s.items() if k in self.recipe.uses and v is not None}
         head = dict(
             task=self.task or self.problem.name, algorithm=self.recipe.id, preset=self.preset,
             data=self.data, version=mixfl.__version__, format=RUN_FOLDER,
         )  # fmt: skip
         return {k: v for k, v in head.items() if v is not None} | keys | dict(self.options)
-
-    def _weights(self) -> dict[str, float]:
-        """The weight of a kind of terms, if there is one of it."""
-        kinds: dict[str, Sequence[Term]] = dict(
-            w_f=self.problem.populations, w_c=self.problem.central
-        )
-        return {key: float(terms[0].weight) for key, terms in kinds.items() if len(terms) == 1}
 
 
 def _plain(value):

@@ -98,7 +98,7 @@ def test_what_is_sent_of_a_summand_restores_it(algorithm, weighting):
     built = ALGORITHMS[algorithm].build(p, s)
     for feed in clients():
         summand = built.summand(built.client(p.populations[0], Broadcast(X, AUG), feed))
-        wire = sent(summand)
+        wire = sent(summand, X)
         assert len(jax.tree.leaves(wire)) == len(X) + 3  # the model once, and three numbers
         again = restored(wire, jax.eval_shape(lambda summand=summand: summand))
         assert jax.tree.structure(again) == jax.tree.structure(summand)

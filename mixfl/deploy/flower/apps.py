@@ -29,6 +29,7 @@ def server_app(problem: ProblemLike) -> ServerApp:
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
+        prepare()
         from mixfl.deploy.flower.server import serve
 
         serve(load(problem), grid, context.run_config)
@@ -38,11 +39,24 @@ def server_app(problem: ProblemLike) -> ServerApp:
 
 def answer(problem: ProblemLike, kind: str, content: RecordDict, context: Context) -> RecordDict:
     """A node's answer to a message of the kind `query` or `train`, computed in this process."""
+    prepare()
     from mixfl.deploy.flower.client import client_of
 
     node = {**context.node_config, "node-id": context.node_id}
     client = client_of(load(problem), context.run_config, node)
     return client.hello() if kind == "query" else client.train(content)
+
+
+@functools.cache
+def prepare() -> None:
+    """An app has a process of its own: memory and compiled programs are kept there, as by
+    `mixfl.prepare_process`, which would also set the number of devices."""
+    from mixfl.process.memory import keep_freed_memory
+
+    keep_freed_memory()  # before JAX starts threads
+    from mixfl.process.compilation_cache import keep_programs
+
+    keep_programs()
 
 
 def client_app(problem: ProblemLike, answer: Answer = answer) -> ClientApp:

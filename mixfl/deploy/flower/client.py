@@ -23,14 +23,12 @@ from mixfl.errors import MixflError
 from mixfl.forms.base import alone
 from mixfl.forms.rows import RowForm, renumber
 from mixfl.problem import Central, Problem
-from mixfl.process.compilation_cache import keep_programs
 
 
 class Client:
     """Holds its data and compiled programs. It can be kept for any number of rounds."""
 
     def __init__(self, problem: Problem, run_config: Mapping[str, Any], node: Mapping[str, Any]):
-        keep_programs()
         problem, recipe, s, _ = chosen(problem, run_config)
         self.number, self.s = number(node), s
         elsewhere = population(problem, node)
@@ -87,7 +85,11 @@ class Client:
         rows, mask = cohort_rows(s.seed, round, self.population, own, [0], [n], steps, batch)
         data = {c: a[rows[0]] for c, a in self.columns.items()}
         key = client_keys(s.seed, round, self.population, own)[0]
-        return ClientFeed(Batches(data, mask[0]), key=key if self.aggregation.random else None)
+        feed = ClientFeed(Batches(data, mask[0]), key=key if self.aggregation.random else None)
+        feed = jax.tree.map(lambda a: a[None], feed)  # forms read those of several clients
+        for form in self.forms:
+            feed = form.read(feed)
+        return jax.tree.map(lambda a: a[0], feed)
 
     def _train(self, broadcast, feed, told) -> Sent:
         summand = alone(self.algorithm, self.forms, self.term, broadcast, feed)
@@ -95,7 +97,7 @@ class Client:
 
     def _encoded(self, summand, feed, told) -> Sent:
         code, _ = self.aggregation.encode(told, summand, feed.key)
-        return sent(code)
+        return sent(code, self.x)
 
     def _in_pytorch(self):
         """The same in PyTorch, if the loss is written in it and the steps use only this loss."""

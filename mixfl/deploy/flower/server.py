@@ -12,8 +12,6 @@ from mixfl.deploy.flower.engine import DeployedEngine
 from mixfl.deploy.flower.link import Link
 from mixfl.deploy.flower.replies import Clock
 from mixfl.problem import Problem
-from mixfl.process.compilation_cache import keep_programs
-from mixfl.process.memory import keep_freed_memory
 from mixfl.runs.folder import OPERATION
 from mixfl.runs.plan import Plan
 from mixfl.runs.sinks.terminal import Quiet, reporter
@@ -22,8 +20,6 @@ from mixfl.runs.training import Result, run
 
 def serve(problem: Problem, grid: Grid, run_config: Mapping[str, Any]) -> Result:
     """A run from its beginning, or from its last checkpoint, to its end."""
-    keep_freed_memory()  # Flower started this process for the run only
-    keep_programs()
     report = reporter(True)
     d = chosen(problem, run_config)[3]
     out = Path(d.out or f"runs/{problem.name}-{d.algorithm}").absolute()
