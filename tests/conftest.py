@@ -17,7 +17,8 @@ between devices can be tested; programs that compile quickly; a folder that keep
              test_runs               Ctrl-C and a second process
     numbers  test_against_reference  `steps` on all problems except an algorithm's own
              test_check              the identities on problems with other terms
-             test_clipping           FedAvg and 1-way: with momentum, tables, low-rank layers;
+             test_clipping           updates within the limits, of every algorithm;
+                                     FedAvg and 1-way: with momentum, tables, low-rank layers;
                                      FedAvg: in chunks, on two devices; the limit 0.05
              test_low_rank           one local step; uniform weights
              test_robust             equal clients with FedAvg

@@ -145,6 +145,7 @@ def test_what_the_server_sent_is_never_clipped(scale):
     np.testing.assert_allclose(code.weighted["w"], 7 * 0.4 * own, rtol=1e-3, atol=1e-2)
 
 
+@NUMBERS
 def test_within_the_limits_nothing_changes_by_a_bit():
     p = problems.problem()
     for algorithm in CLIENTS:

@@ -87,6 +87,7 @@ def test_the_step_rounds_in_the_simulator(monkeypatch):
     np.testing.assert_allclose(flat(rounded.state.x) - before, wanted, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("algorithm", ["fedavg", "2wgt"])
 @pytest.mark.parametrize("problem", ["two terms", "tables"])
 def test_the_step_is_the_same_in_a_deployment(problem, algorithm, monkeypatch):
