@@ -7,7 +7,8 @@
     next       the state after the round
 
 The defaults cost nothing: they return (), which has no arrays. `encode` gets summands whose leaves
-may be Parts (forms/base.py). It changes p_i u_i and the gradients; u_i alone follows from these.
+may be Parts (forms/base.py). It changes p_i u_i and the gradients; u_i alone follows
+from these, unless a step changes it too (`both`).
 
 Reports can change what should have been told: a limit may follow the norms of the same round. The
 simulator then computes the round again with the settled values, but only if that makes a difference
@@ -30,6 +31,7 @@ class Step:
     at_client = True  # in a deployment; False: at the server, as a client could cheat
     squares = False  # needs the norms of summands
     elements = False  # changes single numbers of summands, which low-rank layers do not form
+    both = False  # encode changes u_i itself, where it stands beside p_i u_i
     random = False  # draws at random at the client: encode gets a key of its own
 
     def init(self) -> Any:
@@ -97,7 +99,7 @@ class Chain(Step):
             own = folded(key, i) if step.random else None
             summand, report = step.encode(told_i, summand, own)
             reports.append(report)
-        if self.steps and summand.unweighted is not None:
+        if summand.unweighted is not None and not all(step.both for step in self.steps):
             summand = summand._replace(unweighted=unweighted(summand))
         return summand, tuple(reports)
 

@@ -35,7 +35,7 @@ class Clipping(Step):
     tells clients the limits, [kinds]. A client reports its norms, [kinds]."""
 
     at_client = False  # a bad client would not clip
-    squares = True
+    squares = both = True
 
     def __init__(self, s: Settings):
         self.clip = s.clip
@@ -57,6 +57,7 @@ class Clipping(Step):
 
         code = summand._replace(
             weighted=shortened(summand.weighted, factor[0]),
+            unweighted=shortened(summand.unweighted, factor[0]),
             grads=shortened(summand.grads, factor[1]),
         )
         return code, norms
