@@ -99,7 +99,7 @@ class Chain(Step):
             own = folded(key, i) if step.random else None
             summand, report = step.encode(told_i, summand, own)
             reports.append(report)
-        if summand.unweighted is not None and not all(step.both for step in self.steps):
+        if not all(step.both for step in self.steps) and summand.unweighted is not None:
             summand = summand._replace(unweighted=unweighted(summand))
         return summand, tuple(reports)
 
