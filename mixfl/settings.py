@@ -82,7 +82,8 @@ class Settings:
 
     @property
     def eta_c(self) -> float:
-        return self.client_lr * self.server_lr if self.central_lr == "auto" else self.central_lr
+        own = self.central_lr
+        return self.client_lr * self.server_lr if isinstance(own, str) else own
 
     @property
     def J(self) -> int:  # noqa: N802 (the paper's symbol)

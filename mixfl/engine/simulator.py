@@ -1,5 +1,6 @@
 """The simulator: feeds the compiled round, keeps one round in flight."""
 
+import functools
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from mixfl.engine.auto import choose_devices, choose_forms, model_shapes, resolv
 from mixfl.engine.base import Progress, RoundBytes, RoundResult
 from mixfl.engine.counting import ByteCounter
 from mixfl.engine.feeding import Feeder, Prefetch
+from mixfl.engine.programs import shared_round
 from mixfl.engine.round import Round, State
 from mixfl.errors import MixflError
 from mixfl.problem import Params, Problem
@@ -59,6 +61,7 @@ class Simulator:
         )
         self.feeder.check_draws(self.at(0))
         self.programs: dict[Algorithm, Round] = {}
+        self.traced_before = 0  # by other simulators that share a program
         self.byte_counter = ByteCounter(problem, self.feeder, self.forms, self.aggregation)
         self.waited = 0.0  # seconds that the loop waited for data
         self.on_progress: Callable[[Progress], None] = lambda _: None
@@ -102,13 +105,22 @@ class Simulator:
     def round_bytes(self, round: int) -> RoundBytes:
         return self.byte_counter.count(self.at(round), round, self.shapes)
 
-    def program(self, algorithm: Algorithm) -> Round:
+    def program(self, algorithm: Algorithm, round: int = 0) -> Round:
+        """The program of a round's algorithm."""
         if algorithm not in self.programs:
-            tell = self._chunk_done if self.long(algorithm) else None
-            self.programs[algorithm] = Round(
-                algorithm, self.problem, self.s, self.aggregation, self.forms, self.devices, tell
-            )
+            new = Round(
+                algorithm, self.problem, self.s, self.aggregation, self.forms, self.devices,
+                long=self.long(algorithm) > 0, origin=self.algorithm.own_origin(),
+                at=round if self.algorithm.phase else 0,
+            )  # fmt: skip
+            program = shared_round(new)
+            self.traced_before += program.traces
+            self.programs[algorithm] = program
         return self.programs[algorithm]
+
+    def rates(self) -> dict[str, float]:
+        origin = self.algorithm.own_origin()
+        return origin.rates() if origin else {}
 
     def long(self, algorithm: Algorithm) -> int:
         """How many chunks the server computes in a round, if it is long; otherwise 0. Also 0
@@ -120,6 +132,8 @@ class Simulator:
         return count if count >= LONG_ROUND else 0
 
     def _chunk_done(self) -> None:
+        if not self.under_way:  # a round of an earlier run that was stopped
+            return
         long = self.under_way[0]
         long.chunks_done += 1
         self.on_progress(long.progress())
@@ -129,7 +143,7 @@ class Simulator:
     @property
     def traces(self) -> int:
         """Programs traced so far: one per phase of the algorithm, however many rounds."""
-        return sum(p.traces for p in self.programs.values())
+        return sum(p.traces for p in self.programs.values()) - self.traced_before
 
     def rounds(self, state: Any, start: int, stop: int) -> Iterator[RoundResult]:
         """Rounds start .. stop - 1 from `state`, which is consumed."""
@@ -138,13 +152,13 @@ class Simulator:
             for t in range(start, stop):
                 yield from self.feeder.pieces(self.at(t), t)
 
-        state = self.program(self.at(start)).place(state)
+        state = self.program(self.at(start), start).place(state)
         feed = Prefetch(source)
         pending: Any = None
         try:
             pieces = iter(feed)
             for t in range(start, stop):
-                state, info = self._round(self.at(t), state, pieces)
+                state, info = self._round(t, state, pieces)
                 # Stay only one round ahead of the device, to bound memory and to react to Ctrl-C.
                 if pending is not None:
                     jax.block_until_ready(pending)
@@ -153,27 +167,32 @@ class Simulator:
         finally:
             feed.close()
 
-    def _round(self, algorithm: Algorithm, state, pieces):
-        program = self.program(algorithm)
+    def _round(self, t: int, state, pieces):
+        algorithm = self.at(t)
+        program = self.program(algorithm, t)
+        run = functools.partial(program.run, rates=self.rates())
         piece = self._next(pieces, program)
         drawn = piece.drawn
         long = LongRound(piece.round, self.long(algorithm))
         if long.chunks:
             self.under_way.append(long)
+            program.after_chunk = self._chunk_done
         if piece.last:
-            return program.whole(state, drawn, piece.clients)
+            return run(program.whole, state, drawn, piece.clients)
         long.clients = self.s.cohort_size
         self.on_progress(long.progress())
-        broadcasts = program.begin(state, drawn)
-        carry, reports = program.empty(broadcasts, piece.clients, state.aggregation), []
+        broadcasts = run(program.begin, state, drawn)
+        carry, reports = run(program.empty, broadcasts, piece.clients, state.aggregation), []
         while True:
-            carry, more = program.accumulate(carry, broadcasts, piece.clients, state.aggregation)
+            carry, more = run(
+                program.accumulate, carry, broadcasts, piece.clients, state.aggregation
+            )
             reports.append(more)
             jax.block_until_ready(carry.rejected)  # only one chunk in memory
             long.clients_done = min(long.clients_done + self.feeder.chunk, long.clients)
             self.on_progress(long.progress())
             if piece.last:
-                return program.finish(state, drawn, broadcasts, carry, reports)
+                return run(program.finish, state, drawn, broadcasts, carry, reports)
             piece = self._next(pieces, program)
 
     def _next(self, pieces, program: Round):
