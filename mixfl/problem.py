@@ -182,6 +182,10 @@ class Problem:
             terms = tuple(
                 dataclasses.replace(t, weight=weight) if isinstance(t, kind) else t for t in terms
             )
+        return self.with_terms(terms)
+
+    def with_terms(self, terms: Sequence[Term]) -> "Problem":
+        """The same problem with other weights, or other forms of its losses."""
         problem = dataclasses.replace(self, terms=terms)
         object.__setattr__(problem, "kept", self.kept)
         return problem

@@ -252,9 +252,7 @@ class Recipe:
         """Replaces each `auto` that the algorithm and the problem determine. Engines replace those
         that depend on the machine (engine/auto.py)."""
         # A rate may be a tracer, which can't be compared.
-        open_keys = [
-            k for k in AUTO if k in self.uses and isinstance(getattr(s, k), str | None)
-        ]
+        open_keys = [k for k in AUTO if k in self.uses and isinstance(getattr(s, k), str | None)]
         values = {k: {**AUTO, **self.auto}[k](problem, s) for k in open_keys}
         if "central_batch" in values:  # one number, unless the terms have too few examples for it
             usual = values.pop("central_batch")
@@ -270,7 +268,10 @@ class Recipe:
         return built._replace(origin=Origin(self.make, problem, s, built[:-1]))
 
 
-RUN_KEYS = frozenset({"rounds", "seed", "eval_every", "checkpoint_every", "devices", "measure"})
+RUN_KEYS = frozenset(
+    {"rounds", "seed", "eval_every", "checkpoint_every", "devices", "measure", "convolutions",
+     "loops"}
+)  # fmt: skip
 CLIENT_KEYS = frozenset(
     {"cohort_size", "client_batch", "local_steps", "client_lr", "client_opt", "weighting",
      "cohort_chunk", "server_lr", "server_opt", "w_f", "clip", "aggregation", "trim", "tables",

@@ -32,6 +32,11 @@ class Origin:
     def again(self, s: "TracedSettings") -> Any:
         return self.make(self.problem, s)
 
+    def of(self, problem: Problem) -> Any:
+        """The same algorithm for another form of the problem."""
+        built = self.make(problem, self.settings)
+        return built._replace(origin=dataclasses.replace(self, problem=problem, built=built[:-1]))
+
 
 class TracedSettings(Settings):
     """Settings inside a traced function. Rates are tracers, so nothing is checked. Notes which of

@@ -12,6 +12,7 @@ import jax
 from mixfl.algorithms.origin import OF_A_RUN, RATES
 from mixfl.engine.captured import captured
 from mixfl.engine.round import Round
+from mixfl.forms.products import original
 from mixfl.settings import Settings
 
 MOST = 8  # programs of a problem
@@ -46,12 +47,12 @@ def _key(new: Round) -> Hashable:
     origin, problem = new.origin, new.problem
     settings = [_fixed(s) for s in (origin.settings, new.settings)]
     optimizers = [v for v in settings[0] if callable(v)]
-    losses = [term.loss for term in problem.terms]
+    losses = [original(term.loss) for term in problem.terms]
     forms = tuple((name, *map(type, fs)) for name, fs in new.forms.of.items())
     steps = tuple((type(step), repr(vars(step))) for step in new.aggregation.steps)
     return (
         *settings, tuple(term.weight for term in problem.terms), forms, steps, new.at,
-        new.long is not None, new.mesh, jax.process_count(),
+        new.long is not None, new.host, new.mesh, jax.process_count(),
         origin.make, captured(origin.make, *losses, *optimizers),
     )  # fmt: skip
 

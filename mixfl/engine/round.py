@@ -22,6 +22,7 @@ from mixfl.algorithms.origin import OF_A_RUN, RATES, Origin, traced_settings
 from mixfl.algorithms.steps import add
 from mixfl.engine import processes
 from mixfl.engine.auto import Forms
+from mixfl.engine.dispatch import Dispatched
 from mixfl.engine.summing import Population, Summed, finite
 from mixfl.errors import MixflError
 from mixfl.problem import Problem
@@ -58,16 +59,18 @@ class Round:
 
     `long`: `after_chunk` is called from the running program after each chunk of the batches drawn
     at the server. JAX's cache on disk does not keep such a program.
+
+    `host`: the loops run on the host (dispatch.py).
     """
 
     def __init__(
         self, algorithm: Algorithm, problem: Problem, s: Settings, aggregation: Chain,
         forms: Forms, devices: int = 1, long: bool = False, origin: Origin | None = None,
-        at: int = 0,
+        at: int = 0, host: bool = False,
     ):  # fmt: skip
         self.algorithm, self.problem, self.settings = algorithm, problem, s
         self.aggregation, self.forms = aggregation, forms
-        self.origin, self.at = origin, at
+        self.origin, self.at, self.host = origin, at, host
         self.long = AfterChunk(lambda: self.after_chunk()) if long else None
         self.after_chunk: Callable[[], None] = lambda: None
         self.traces = 0
@@ -82,6 +85,8 @@ class Round:
         self.finish = self._jit(self._finish, (None, DRAWN, None, None, None, None), donate=0)
 
     def _jit(self, function, specs, donate=None):
+        if self.host:
+            return Dispatched(function)
         shardings = {}
         if self.mesh is not None:
             shardings["in_shardings"] = tuple(NamedSharding(self.mesh, s or P()) for s in specs)
@@ -117,6 +122,10 @@ class Round:
         broadcasts = self._begin(state, drawn, rates)
         carry, reports = self._sum(broadcasts, clients, state.aggregation, rates)
         return self._finish(state, drawn, broadcasts, carry, [reports], rates)
+
+    def jaxpr(self, state, drawn, clients, rates):
+        """The operations of a round. The arguments may be shapes."""
+        return self.whole.trace(state, drawn, clients, rates).jaxpr
 
     def _begin(self, state, drawn, rates=None):
         return self._built(rates)[0].broadcast(state.algorithm, self._told(drawn))

@@ -6,7 +6,7 @@ rows of a matrix, and multiplies that by the kernel. Its two gradients are produ
 kind. All three go through a batch in blocks whose patches stay in the cache.
 
 `convolution` takes what lax.conv_general_dilated takes: strides, padding, dilations, groups, any
-layout and number of dimensions. Inside, x is [examples, *places, C] and a kernel is [offsets, C, O].
+layout and number of dimensions. Inside, x is [examples, *places, C] and w is [offsets, C, D].
 """
 
 import math
@@ -42,10 +42,10 @@ class Geometry(NamedTuple):
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def gathered(g: Geometry, x, w):
     """y[o] = sum over k of x[o stride + k] w[k]: a convolution."""
-    _, C, O = w.shape
+    _, C, D = w.shape
 
     def block(x):
-        return (patches(g, x) @ w.reshape(-1, O)).reshape(len(x), *g.out, O)
+        return (patches(g, x) @ w.reshape(-1, D)).reshape(len(x), *g.out, D)
 
     return in_blocks(g, C, block, x)
 
@@ -53,10 +53,10 @@ def gathered(g: Geometry, x, w):
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def spread(g: Geometry, y, w):
     """x[o stride + k] = sum over o, k of y[o] w[k]': a transposed convolution."""
-    K, C, O = w.shape
+    K, C, D = w.shape
 
     def block(y):
-        parts = (y.reshape(-1, O) @ w.reshape(-1, O).T).reshape(len(y), *g.out, K * C)
+        parts = (y.reshape(-1, D) @ w.reshape(-1, D).T).reshape(len(y), *g.out, K * C)
         return added(g, parts, C)
 
     return in_blocks(g, C, block, y)
@@ -64,20 +64,20 @@ def spread(g: Geometry, y, w):
 
 def outer(g: Geometry, x, y, like):
     """w[k] = sum over o of x[o stride + k]' y[o]."""
-    K, C, O = like.shape
+    K, C, D = like.shape
 
     def add(total, xy):
         x, y = xy
-        return total + y.reshape(-1, O).T @ patches(g, x), None  # this way round is faster
+        return total + y.reshape(-1, D).T @ patches(g, x), None  # this way round is faster
 
     n = block_size(g, C, len(x))
-    zero = jnp.zeros((O, K * C), jnp.result_type(x, y))
+    zero = jnp.zeros((D, K * C), jnp.result_type(x, y))
     if n == len(x):
         total = add(zero, (x, y))[0]
     else:
         blocks = jax.tree.map(lambda a: a.reshape(-1, n, *a.shape[1:]), (x, y))
         total = lax.scan(add, zero, blocks)[0]
-    return total.T.reshape(K, C, O).astype(like.dtype)
+    return total.T.reshape(K, C, D).astype(like.dtype)
 
 
 gathered.defvjp(
@@ -186,17 +186,17 @@ def convolution(lhs, rhs, p: dict[str, Any]):
 
 
 def dense(x, w, p):
-    """x [examples, *places, C], w [*kernel, C, O] -> [examples, *out, O]"""
-    kernel, (C, O) = w.shape[:-2], w.shape[-2:]
+    """x [examples, *places, C], w [*kernel, C, D] -> [examples, *out, D]"""
+    kernel, (C, D) = w.shape[:-2], w.shape[-2:]
     if all(d == 1 for d in p["lhs_dilation"]):
         x, g = padded(x, kernel, p)
-        return gathered(g, x, w.reshape(-1, C, O))
+        return gathered(g, x, w.reshape(-1, C, D))
     # A transposed convolution spreads each place of x over the kernel's places, backwards.
     places, apart = x.shape[1:-1], p["lhs_dilation"]
     offsets = every_offset(kernel, p["rhs_dilation"])
     whole = [(n - 1) * s + 1 + last for n, s, last in zip(places, apart, offsets[-1], strict=True)]
     g = Geometry(tuple(whole), places, tuple(apart), offsets)
-    flipped = jnp.flip(w, range(len(kernel))).reshape(-1, C, O)
+    flipped = jnp.flip(w, range(len(kernel))).reshape(-1, C, D)
     y = spread(g, x, jnp.swapaxes(flipped, 1, 2))
     cut = [(low - last, high - last, 0)
            for (low, high), last in zip(p["padding"], offsets[-1], strict=True)]  # fmt: skip

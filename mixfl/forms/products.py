@@ -63,6 +63,13 @@ def in_products(problem: Problem, x: Any) -> Problem:
             return False
 
     terms = [replaced(term) for term in problem.terms]
-    if all(new is old for new, old in zip(terms, problem.terms, strict=True)):
-        return problem
-    return dataclasses.replace(problem, terms=terms)
+    return problem if terms == list(problem.terms) else problem.with_terms(terms)
+
+
+def products_in(problem: Problem) -> list[str]:
+    """The names of the terms whose losses were replaced."""
+    return [term.name for term in problem.terms if isinstance(term.loss, InProducts)]
+
+
+def original(loss: Callable) -> Callable:
+    return loss.loss if isinstance(loss, InProducts) else loss
