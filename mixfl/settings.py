@@ -66,8 +66,8 @@ class Settings:
         "auto", "dense layers on raw inputs at clients: low-rank, plain; auto: the faster one"
     )
     convolutions: Literal["auto", "products", "plain"] = key(
-        "auto", "convolutions in losses: products (of patches, fast in loops), plain; auto: products "
-        "on a CPU",
+        "auto", "convolutions in losses: products (of patches, fast in loops), plain; auto: "
+        "products on a CPU",
     )  # fmt: skip
     loops: Literal["auto", "compiled", "host"] = key(
         "auto", "where the loops over clients and steps run; auto: compiled, unless an operator is "

@@ -48,11 +48,31 @@ class Pieces:
         self.pieces = []
         needed = set(variables(self.jaxpr.outvars))
         for eqns in reversed(groups):
-            read = {v for eqn in eqns for v in variables(eqn.invars)}
-            made = {v for eqn in eqns for v in eqn.outvars}
-            piece = _piece(eqns, sorted(read - made, key=str), sorted(made & needed, key=str))
-            needed |= read
-            self.pieces.insert(0, piece)
+            # In order, so that the same program is found in the cache on disk.
+            read = dict.fromkeys(v for eqn in eqns for v in variables(eqn.invars))
+            made = dict.fromkeys(v for eqn in eqns for v in eqn.outvars)
+            inputs, outputs = [v for v in read if v not in made], [v for v in made if v in needed]
+            self.pieces.insert(0, self._piece(eqns, inputs, outputs))
+            needed.update(read)
+
+    def _piece(self, eqns: list, inputs: list, outputs: list) -> tuple[list, list, Callable]:
+        """The variables it reads, those that it makes, and a function from the one to the other."""
+        eqn = eqns[0]
+        if not has_loop(eqn):
+            jaxpr = self.jaxpr.replace(
+                constvars=[], invars=inputs, outvars=outputs, eqns=eqns,
+                debug_info=self.jaxpr.debug_info.with_unknown_names(),
+            )  # fmt: skip
+            return inputs, outputs, jax.jit(jaxpr_as_fun(ClosedJaxpr(jaxpr, ())))
+        run = _loop(eqn) if is_loop(eqn) else _branches(eqn)
+
+        def with_literals(*args):
+            values = dict(zip(inputs, args, strict=True))
+            given = [v.val if isinstance(v, Literal) else values[v] for v in eqn.invars]
+            made = dict(zip(eqn.outvars, run(given), strict=True))
+            return [made[v] for v in outputs]
+
+        return inputs, outputs, with_literals
 
     def __call__(self, args: Sequence) -> list:
         inputs = [*self.jaxpr.constvars, *self.jaxpr.invars]
@@ -66,28 +86,6 @@ class Pieces:
                     del values[v]  # so that its memory can be used again
             values.update(zip(outputs, results, strict=True))
         return [v.val if isinstance(v, Literal) else values[v] for v in self.jaxpr.outvars]
-
-
-def _piece(eqns: list, inputs: list, outputs: list) -> tuple[list, list, Callable]:
-    """The variables it reads and those that it makes, and a function from the one to the other."""
-    (eqn, *more) = eqns
-    if more or not has_loop(eqn):
-        return inputs, outputs, jax.jit(_function(eqns, inputs, outputs))
-    run = _loop(eqn) if is_loop(eqn) else _branches(eqn)
-
-    def with_literals(*args):
-        values = dict(zip(inputs, args, strict=True))
-        given = [v.val if isinstance(v, Literal) else values[v] for v in eqn.invars]
-        made = dict(zip(eqn.outvars, run(given), strict=True))
-        return [made[v] for v in outputs]
-
-    return inputs, outputs, with_literals
-
-
-def _function(eqns, inputs, outputs) -> Callable:
-    from jax.extend.core import Jaxpr
-
-    return jaxpr_as_fun(ClosedJaxpr(Jaxpr((), inputs, outputs, eqns), ()))
 
 
 def _loop(eqn) -> Callable[[Sequence], list]:
