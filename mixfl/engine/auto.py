@@ -162,7 +162,7 @@ def _one_device(s: Settings, processes: int) -> int:
 
 
 def resolved(
-    problem: Problem, s: Settings, chunk: int, devices: int, forms: Forms, host: bool
+    problem: Problem, s: Settings, chunk: int, devices: int, forms: Forms, host: bool = False
 ) -> Settings:
     """The settings with each `auto` replaced by what was chosen."""
     chosen: dict[str, Any] = dict(

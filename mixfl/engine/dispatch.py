@@ -45,7 +45,7 @@ class Pieces:
             if has_loop(eqn) or not groups or has_loop(groups[-1][-1]):
                 groups.append([])
             groups[-1].append(eqn)
-        self.pieces = []
+        self.pieces: list[tuple[list, list, Callable]] = []
         needed = set(variables(self.jaxpr.outvars))
         for eqns in reversed(groups):
             # In order, so that the same program is found in the cache on disk.

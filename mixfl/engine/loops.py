@@ -36,8 +36,8 @@ KNOWN = frozenset(
     for line in (
         "abs add add_any and ceil clamp convert_element_type div eq eq_to floor ge gt integer_pow",
         "is_finite le le_to lt lt_to max min mul ne neg nextafter not or pow rem round",
-        "select_n sign square sub xor clz population_count shift_left shift_right_arithmetic reduce_precision",
-        "shift_right_logical bitcast_convert_type real imag complex conj mulhi",
+        "select_n sign square sub xor clz population_count shift_left shift_right_arithmetic",
+        "shift_right_logical reduce_precision bitcast_convert_type real imag complex conj mulhi",
         "acos acosh asin asinh atan atan2 atanh cbrt cos cosh exp exp2 expm1 log log1p logistic",
         "rsqrt sin sinh sqrt tan tanh erf erf_inv erfc lgamma digamma",
         "broadcast_in_dim broadcast_to concatenate copy dynamic_slice dynamic_update_slice empty",

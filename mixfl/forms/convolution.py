@@ -179,7 +179,7 @@ def convolution(lhs, rhs, p: dict[str, Any]):
     else:
         x_g = jnp.moveaxis(x.reshape(*x.shape[:-1], groups, -1), -2, 0)
         w_g = jnp.moveaxis(w.reshape(*w.shape[:-1], groups, -1), -2, 0)
-        y = jnp.moveaxis(lax.map(lambda xw: dense(*xw, p), (x_g, w_g)), 0, -2)
+        y = jnp.moveaxis(lax.map(lambda xw: dense(xw[0], xw[1], p), (x_g, w_g)), 0, -2)
         y = y.reshape(*y.shape[:-2], -1)
     y = jnp.moveaxis(y, (0, y.ndim - 1, *range(1, y.ndim - 1)), layout.out_spec)
     return y.astype(out_dtype)

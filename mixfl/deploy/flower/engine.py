@@ -99,7 +99,7 @@ class DeployedEngine:
         return jax.eval_shape(self.init)
 
     def resolved(self) -> Settings:
-        return resolved(self.s, self.s.cohort_size, 1, self.forms)
+        return resolved(self.problem, self.s, self.s.cohort_size, 1, self.forms)
 
     def notes(self) -> Iterator[str]:
         yield from map(str, self.forms.refused)
