@@ -49,6 +49,10 @@ class Step:
         """Must the client be left out?"""
         return False
 
+    def finite(self, report: Any) -> Any:
+        """Are the arrays of the summand finite? None if the report does not tell."""
+        return None
+
     def settled(self, state: Any, told: Any, reports: Any) -> Any:
         """`reports` has the reports of all clients, [clients, ...]."""
         return told
@@ -105,6 +109,9 @@ class Chain(Step):
 
     def bad(self, report):
         return _any(map(lambda step, *a: step.bad(*a), self.steps, report))
+
+    def finite(self, report):
+        return self.steps[-1].finite(report[-1]) if self.steps else None
 
     def settled(self, state, told, reports):
         return tuple(map(lambda step, *a: step.settled(*a), self.steps, state, told, reports))

@@ -66,6 +66,9 @@ class Clipping(Step):
         """Is the norm so large that its square overflows float32?"""
         return jnp.any(jnp.isinf(report))
 
+    def finite(self, report):
+        return jnp.all(jnp.isfinite(report))
+
     def settled(self, state, told, reports):
         first = self.told(self.next(state, reports))
         together = MARGIN * _ranked(reports, lambda n: (n - 1) / 2)  # of two clients, the smaller
@@ -89,12 +92,12 @@ class Clipping(Step):
 
 
 def own_norms(summand: Sums) -> jax.Array:
-    """The norms of a client's own part and of its sum of gradients, per step: [kinds]. NaN if the
+    """The norms of a client's own part and of its sum of gradients, per step: [kinds]. 0 if the
     client took no step."""
     trees = (summand.weighted, summand.grads)
     both = [sum(map(squares, leaves_and_parts(tree)), jnp.float32(0)) for tree in trees]
     norms = jnp.sqrt(jnp.stack(both)) / jnp.stack([summand.weight, jnp.float32(1.0)])
-    return jnp.where(summand.steps > 0, norms / jnp.maximum(summand.steps, 1), jnp.nan)
+    return jnp.where(summand.steps > 0, norms / jnp.maximum(summand.steps, 1), 0)
 
 
 def _ranked(norms, rank):

@@ -6,8 +6,8 @@ are the exception: their clients train in groups.
 
 A client whose update is not finite must not reach the sums. Looking at every update would cost a
 pass over the model per client, so the first scan does not look. Only if the sums are not finite, a
-second scan in the same program does. It also runs if the aggregation, knowing the reports of all
-clients, would have encoded them differently.
+second scan does. It also runs if the aggregation, knowing the reports of all clients, would have
+encoded them differently. Both are passes of one loop, so that the clients' steps are compiled once.
 
 `Population.compared` holds all summands at once, for aggregations that compare them.
 """
@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.extend.core import jaxpr_as_fun
 
 from mixfl.aggregation import Chain
 from mixfl.aggregation.robust import robust_sums
@@ -48,6 +49,17 @@ class Summed(NamedTuple):
     reports: Any  # of all clients, also those on other devices, [clients, ...]
 
 
+class Pass(NamedTuple):
+    """A scan over all clients."""
+
+    second: Any  # looks at every update
+    told: Any  # to the clients by the aggregation
+    sums: Any
+    rejected: Any
+    reports: Any  # of the first pass
+    again: Any  # another pass must follow
+
+
 def finite(tree) -> jax.Array:
     return jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(tree)]))
 
@@ -69,27 +81,40 @@ class Population:
         broadcast = self.prepared(broadcast)
         forms, term, broadcast, feeds = start(self.forms, term, broadcast, feeds)
 
-        def total(told, look: bool):
-            return self._total(group, forms, term, broadcast, feeds, told, look)
-
         told = chain.told(state)
-        sums, rejected, reports = total(told, look=False)
-        every = reports if self.axis is None else _gathered(reports, self.axis)
-        settled = chain.settled(state, told, every)
-        sums, rejected = jax.lax.cond(
-            ~finite(sums) | chain.changed(told, settled, reports),
-            lambda: total(settled, look=True)[:2],
-            lambda: (sums, rejected),
-        )
-        sums = chain.decode(settled, sums)
-        return Summed(sums, rejected, chain.counted(settled, reports), every)
+        total, shapes = once_traced(
+            lambda told, look: self._total(group, forms, term, broadcast, feeds, told, look),
+            told, jnp.bool(False),
+        )  # fmt: skip
+
+        def one(before: Pass) -> Pass:
+            sums, rejected, reports = total(before.told, before.second)
+            reports = jax.tree.map(
+                lambda new, old: jnp.where(before.second, old, new), reports, before.reports
+            )
+            settled = chain.settled(state, told, self._of_all(reports))
+            again = ~before.second & (~finite(sums) | chain.changed(told, settled, reports))
+            if self.axis is not None:  # all devices or none: they exchange reports
+                again = jax.lax.pmax(again.astype(jnp.int32), self.axis) > 0
+            return Pass(jnp.bool(True), settled, sums, rejected, reports, again)
+
+        zero = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
+        first = Pass(jnp.bool(False), told, *zero, jnp.bool(True))
+        last = jax.lax.while_loop(lambda p: p.again, one, first)
+        sums = chain.decode(last.told, last.sums)
+        counts = chain.counted(last.told, last.reports)
+        return Summed(sums, last.rejected, counts, self._of_all(last.reports))
+
+    def _of_all(self, reports):
+        """Also those of clients on other devices."""
+        return reports if self.axis is None else _gathered(reports, self.axis)
 
     def prepared(self, broadcast):
         """With what is the same for all clients, and would otherwise be computed by each."""
         own = isinstance(broadcast, Broadcast)
         return with_drift(self.settings, broadcast) if own else broadcast
 
-    def _total(self, group: int, forms, term, broadcast, feeds, told, look: bool):
+    def _total(self, group: int, forms, term, broadcast, feeds, told, look):
         """The sum of the codes, the number of clients left out (0 without `look`), and all
         reports."""
         count = len(feeds.batches.mask)
@@ -118,22 +143,30 @@ class Population:
             lambda s, k: s if k is None else k, sums, kept, is_leaf=lambda a: a is None
         )
         for form in forms:
-            sums = form.widen(sums, bad if look else None)
+            sums = form.widen(sums, bad)
         return sums, jnp.sum(bad, dtype=jnp.int32), reports
 
-    def _client(self, forms, term, broadcast, told, look: bool, feed):
+    def _client(self, forms, term, broadcast, told, look, feed):
         """For one client: what it adds to the sums; then what is kept until all have trained,
         whether the client is left out, and its report."""
         summand = client_summand(self.algorithm, forms, term, broadcast, feed)
         code, report = self.aggregation.encode(told, summand, feed.key)
         code = map_parts(lambda a: a.to_keep() if is_kept(a) else a, code)
-        bad = jnp.bool(False)
-        if look:
-            bad = ~finite(code) | self.aggregation.bad(report)
-            code = jax.tree.map(lambda a: jnp.where(bad, 0, a), code)
+        bad = self._bad(look, code, report)
+        code = jax.tree.map(lambda a: jnp.where(bad, 0, a), code)
         added = map_parts(lambda a: None if is_kept(a) else a, code)
         kept = map_parts(lambda a: a if is_kept(a) else None, code)
         return added, (kept, bad, report)
+
+    def _bad(self, look, code, report):
+        known = self.aggregation.finite(report)
+        if known is None:
+            return jax.lax.cond(
+                look, lambda: ~finite(code) | self.aggregation.bad(report), lambda: jnp.bool(False)
+            )
+        # The report tells of the arrays.
+        rest = finite(code._replace(weighted=None, unweighted=None, grads=None))
+        return look & (~known | ~rest | self.aggregation.bad(report))
 
     def compared(self, term, broadcast, feeds, state) -> Summed:
         """The sums for aggregations that hold all summands at once."""
@@ -157,6 +190,13 @@ def compared(s: Settings, chain: Chain, summands, keys, state) -> Summed:
     sums = chain.decode(settled, robust_sums(s, codes, good))
     rejected = jnp.sum(~good, dtype=jnp.int32)
     return Summed(sums, rejected, chain.counted(settled, reports), reports)
+
+
+def once_traced(function, *arguments):
+    """The function, traced once however often it is called, and the shapes of its result."""
+    closed, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
+    flat, tree = jaxpr_as_fun(closed), jax.tree.structure(shapes)
+    return lambda *arguments: tree.unflatten(flat(*jax.tree.leaves(arguments))), shapes
 
 
 def is_kept(leaf) -> bool:

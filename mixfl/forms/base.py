@@ -90,7 +90,7 @@ class Form:
         return sums
 
     def widen(self, sums: Sums, without: Any) -> Sums:
-        """`without` [clients] marks the clients that are left out; None if there are none."""
+        """`without` [clients] marks the clients that are left out. None: there are none."""
         return sums
 
     def around(self, step: Callable) -> Callable:

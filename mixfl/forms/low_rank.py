@@ -163,13 +163,29 @@ class Started(LowRank):
     def _total(self, stacked: Factor, without):
         """The sum over clients of X_i' C_i."""
         x_i, layer = self.inputs[stacked.weight], self.layers[stacked.weight]
-        if without is not None:  # their inputs may not be finite
-            x_i = jnp.where(jnp.repeat(without, self.steps * layer.rows)[:, None], 0, x_i)
-        total = stacked.c.reshape(-1, layer.width).T @ x_i
+        c = stacked.c.reshape(-1, layer.width)
+        if without is None:
+            total = c.T @ x_i
+        else:
+            total = jax.lax.cond(
+                jnp.any(without), lambda: _one_by_one(c, x_i, without), lambda: c.T @ x_i
+            )
         if not layer.transposed:
             # Transposing after the product is faster; the barrier keeps XLA from undoing it.
             total = jax.lax.optimization_barrier(total).T
         return total
+
+
+def _one_by_one(c, x_i, without):
+    """C' X without the inputs of some clients, which may not be finite. Rare: it saves memory."""
+    own = len(x_i) // len(without)
+
+    def one(i, total):
+        c_i, own_x = (jax.lax.dynamic_slice_in_dim(a, own * i, own) for a in (c, x_i))
+        return total + c_i.T @ jnp.where(without[i], 0, own_x)
+
+    zero = jnp.zeros((c.shape[1], x_i.shape[1]), jnp.result_type(c, x_i))
+    return jax.lax.fori_loop(0, len(without), one, zero)
 
 
 # Choosing the form

@@ -12,6 +12,7 @@ import glob
 import os
 import re
 import warnings
+import threading
 from pathlib import Path
 
 MOST_BYTES = 512 << 20  # in our own folder; the demo's programs take 1 MB
@@ -44,6 +45,46 @@ def keep_programs() -> None:
         jax.config.update("jax_compilation_cache_dir", str(cache))
         remove_damaged(cache)
         trim(cache, MOST_BYTES)
+
+
+class ProgramsKept(contextlib.ContextDecorator):
+    """`with ProgramsKept():` the same for a while, in a process that is not mixfl's own. Its
+    settings of JAX are put back. If it has a cache of JAX's, that one is used and nothing else is
+    changed."""
+
+    lock = threading.Lock()
+    inside = 0  # in several threads
+
+    def __enter__(self):
+        import jax
+
+        with self.lock:
+            if ProgramsKept.inside == 0:
+                if jax.config.jax_compilation_cache_dir or not os.access(own_cache(), os.W_OK):
+                    self.entered = False
+                    return
+                ProgramsKept.least = jax.config.jax_persistent_cache_min_compile_time_secs
+                jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+                jax.config.update("jax_compilation_cache_dir", str(own_cache()))
+                trim(own_cache(), MOST_BYTES)
+            self.entered = True
+            ProgramsKept.inside += 1
+
+    def __exit__(self, *error):
+        if not self.entered:
+            return
+        import jax
+        from jax.experimental.compilation_cache import compilation_cache
+
+        with self.lock:
+            ProgramsKept.inside -= 1
+            if ProgramsKept.inside == 0:
+                jax.config.update("jax_compilation_cache_dir", None)
+                jax.config.update("jax_persistent_cache_min_compile_time_secs", self.least)
+                compilation_cache.reset_cache()  # otherwise JAX goes on with the folder
+
+    def _recreate_cm(self):  # each call of a decorated function has its own
+        return ProgramsKept()
 
 
 @functools.cache  # once per process and folder

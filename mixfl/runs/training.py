@@ -15,6 +15,7 @@ from mixfl.engine.base import Engine
 from mixfl.engine.preflight import preflight
 from mixfl.errors import MixflError
 from mixfl.problem import Params, Problem
+from mixfl.process.compilation_cache import ProgramsKept
 from mixfl.runs.agreement import check_alike
 from mixfl.runs.counts import reasons
 from mixfl.runs.evaluation import evaluated, one_copy
@@ -63,8 +64,12 @@ def train(
     metrics there too.
 
     In the main thread, Ctrl-C and SIGTERM save the run and stop it: their handlers are replaced
-    while it trains, and put back afterwards. Nothing else in the process is changed; call
+    while it trains, and put back afterwards. Likewise, JAX caches compiled programs on disk while
+    it trains (unless it has a cache of its own). Nothing else in the process is changed; call
     `mixfl.prepare_process()` first to train as fast as the command line does.
+
+    A second training of the same problem that differs only in seed, rates or rounds compiles
+    nothing.
     """
     plan = plan_of(problem, algorithm, settings)
     if track is not None and out is None:
@@ -75,6 +80,7 @@ def train(
     )  # fmt: skip
 
 
+@ProgramsKept()
 def run(
     plan: Plan, out: Path | None, resume: bool, report: Sink, label: str = "",
     track: str | None = None, *, restart: bool = False, from_best: bool = False,

@@ -84,8 +84,38 @@ def changes(code: str, *arguments) -> tuple[dict, list]:
     return tuple(json.loads(ended.stdout.splitlines()[-1]))
 
 
-def test_importing_and_training_change_nothing(tmp_path):
-    assert changes(IMPORT + TRAIN, SUPPORT, tmp_path / "run") == ({}, [])
+AGAIN = """
+entries = len(list(cache.glob("*-cache")))
+compiled = []
+jax.monitoring.register_event_listener(lambda name, **_: compiled.append(name))
+jax.jit(lambda x: x * 3 + 1)(1.0)  # the program's own: not cached
+assert len(list(cache.glob("*-cache"))) == entries > 10
+assert not any("cache_hits" in name for name in compiled)
+"""
+
+
+def test_importing_and_training_change_nothing(tmp_path, monkeypatch):
+    """But what a training compiles is cached on disk."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    cache = f"from pathlib import Path\ncache = Path({str(tmp_path / 'mixfl')!r})\n"
+    code = IMPORT + TRAIN + cache + AGAIN
+    assert changes(code, SUPPORT, tmp_path / "run") == ({}, [])
+    # A second process compiles nothing that the first one did.
+    hits = """
+compiled = []
+jax.monitoring.register_event_listener(lambda name, **_: compiled.append(name.split("/")[-1]))
+"""
+    more = "assert compiled.count('cache_hits') > 10 and 'cache_misses' not in compiled, compiled\n"
+    assert changes(IMPORT + hits + TRAIN + more, SUPPORT, tmp_path / "run 2") == ({}, [])
+
+
+def test_a_cache_of_the_users_own_is_used(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "unused"))
+    own = f"jax.config.update('jax_compilation_cache_dir', {str(tmp_path / 'own')!r})\n"
+    own += "jax.config.update('jax_persistent_cache_min_compile_time_secs', 0)\nbefore = taken()\n"
+    assert changes(own + IMPORT + TRAIN, SUPPORT, tmp_path / "run") == ({}, [])
+    assert list((tmp_path / "own").glob("*-cache"))
+    assert not (tmp_path / "unused" / "mixfl").exists()
 
 
 def test_prepare_process_changes_what_it_says(tmp_path, monkeypatch):
