@@ -53,11 +53,12 @@ class ByteCounter:
         if round != self.fed[0] or jax.process_count() > 1:
             fed = [_rows(piece) for piece in self.feeder.whole().pieces(algorithm, round)]
         tables = self.forms.at(algorithm).tables[self.problem.populations[population].name]
-        counts = {
-            name: np.concatenate([(rows[population][name] < table.rows).sum(1) for rows in fed])
+        return {
+            name: np.concatenate(
+                [(rows[name] < table.rows).sum(1) for piece in fed for rows in piece[population]]
+            )
             for name, table in tables.items()
         }
-        return {name: held[: self.feeder.s.cohort_size] for name, held in counts.items()}
 
     def _fixed(self, algorithm: Algorithm, round: int, shapes: Any) -> list[tuple]:
         """Per population, bytes down and up: without table rows, and for each row of a table."""
@@ -67,7 +68,7 @@ class ByteCounter:
         for term, broadcast, feeds in zip(
             self.problem.populations, broadcasts, piece.clients, strict=True
         ):
-            one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), feeds)
+            one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), feeds[-1])
             one = one._replace(notes=None, key=None)
 
             def count(rows: dict[str, int], term=term, broadcast=broadcast, one=one) -> np.ndarray:
@@ -92,7 +93,13 @@ class ByteCounter:
 
 
 def _rows(piece: Piece) -> list:
-    return [(feed.notes or {}).get(RowForm.name) for feed in piece.clients]
+    """Per population and size, the table rows of its clients."""
+
+    def of(feed):
+        real = feed.batches.mask.any((1, 2))
+        return {n: ids[real] for n, ids in (feed.notes or {}).get(RowForm.name, {}).items()}
+
+    return [[of(feed) for feed in feeds] for feeds in piece.clients]
 
 
 def _bytes(tree) -> int:

@@ -55,9 +55,10 @@ class Round:
     def __init__(
         self, algorithm: Algorithm, problem: Problem, s: Settings, aggregation: Chain,
         forms: Forms, devices: int = 1, after_chunk: Callable[[], None] | None = None,
+        platform: str = "cpu",
     ):  # fmt: skip
         self.algorithm, self.problem, self.settings = algorithm, problem, s
-        self.aggregation, self.forms = aggregation, forms
+        self.aggregation, self.forms, self.platform = aggregation, forms, platform
         self.after_chunk = AfterChunk(after_chunk) if after_chunk else None
         self.traces = 0
         self.shapes: Any = None  # of the sums
@@ -159,12 +160,13 @@ class Round:
             s.reports for s in summed
         )
 
-    def _summed(self, term, broadcast, feeds, state) -> Summed:
+    def _summed(self, term, broadcast, sizes, state) -> Summed:
+        forms = self.forms.at(self.algorithm)
         population = Population(
             self.algorithm, self.settings, self.aggregation,
-            self.forms.at(self.algorithm).of[term.name],
-            AXIS if self.mesh is not None else None,
+            [forms.sized(term.name, feeds.batches.mask.shape[1:]) for feeds in sizes],
+            AXIS if self.mesh is not None else None, self.platform,
         )  # fmt: skip
         if self.settings.aggregation != "mean":
-            return population.compared(term, broadcast, feeds, state)
-        return population.sum(term, broadcast, feeds, state)
+            return population.compared(term, broadcast, *sizes, state)
+        return population.sum(term, broadcast, sizes, state)

@@ -47,12 +47,15 @@ class LongRound:
 class Simulator:
     """The engine that runs an algorithm on a problem in one place: see Engine in base.py."""
 
-    def __init__(self, problem: Problem, algorithm: Algorithm, s: Settings):
+    def __init__(
+        self, problem: Problem, algorithm: Algorithm, s: Settings, platform: str | None = None
+    ):
         self.problem, self.algorithm, self.s = problem, algorithm, s
+        self.platform = platform or jax.default_backend()  # what the programs are made for
         self.aggregation = chain(s) if algorithm.feed.clients else Chain([])
         x = model_shapes(problem)
         self.forms = choose_forms(problem, x, algorithm, s, self.aggregation)
-        self.devices = choose_devices(problem, x, algorithm, s, self.forms)
+        self.devices = choose_devices(problem, x, algorithm, s, self.forms, self.platform)
         own = (jax.process_index(), jax.process_count())
         self.feeder = Feeder(
             problem, s, self.devices, self.forms, own, keys=self.aggregation.random
@@ -88,12 +91,16 @@ class Simulator:
 
     def notes(self) -> Iterator[str]:
         s = self.s
-        for term, steps in zip(self.problem.populations, self.feeder.steps, strict=True):
-            if self.algorithm.feed.clients and steps < s.local_steps:
+        clients = zip(self.problem.populations, self.feeder.shapes, strict=True)
+        for term, shapes in clients if self.algorithm.feed.clients else ():
+            if shapes[-1].steps < s.local_steps:
                 yield (
-                    f"no client of '{term.name}' has more than {steps} batches of "
+                    f"no client of '{term.name}' has more than {shapes[-1].steps} batches of "
                     f"{s.client_batch}: local_steps = {s.local_steps} is never reached"
                 )
+            if len(shapes) > 1:
+                sizes = ", ".join(f"{steps} x {batch}" for steps, batch in shapes)
+                yield f"clients of '{term.name}' are padded to the smallest that fits of {sizes}"
         yield from map(str, self.forms.refused)
         layers = {name for weights in self.forms.low_rank.values() for name in weights}
         if layers:
@@ -106,8 +113,9 @@ class Simulator:
         if algorithm not in self.programs:
             tell = self._chunk_done if self.long(algorithm) else None
             self.programs[algorithm] = Round(
-                algorithm, self.problem, self.s, self.aggregation, self.forms, self.devices, tell
-            )
+                algorithm, self.problem, self.s, self.aggregation, self.forms, self.devices, tell,
+                self.platform,
+            )  # fmt: skip
         return self.programs[algorithm]
 
     def long(self, algorithm: Algorithm) -> int:
@@ -170,7 +178,7 @@ class Simulator:
             carry, more = program.accumulate(carry, broadcasts, piece.clients, state.aggregation)
             reports.append(more)
             jax.block_until_ready(carry.rejected)  # only one chunk in memory
-            long.clients_done = min(long.clients_done + self.feeder.chunk, long.clients)
+            long.clients_done = piece.fed
             self.on_progress(long.progress())
             if piece.last:
                 return program.finish(state, drawn, broadcasts, carry, reports)

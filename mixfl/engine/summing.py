@@ -2,7 +2,10 @@
 
 `Population.sum` scans over the clients with the sums in the carry: neither the clients' models nor
 their changes are stacked. (On a CPU, batched products of per-client weights are slow.) Small models
-are the exception: their clients train in groups.
+are the exception: their clients train in groups, as on accelerators (auto.clients_at_once).
+
+If the clients have several sizes (sizes.py), there is a scan for each size. It ends with the last
+client: places that stay empty cost nothing.
 
 A client whose update is not finite must not reach the sums. Looking at every update would cost a
 pass over the model per client, so the first scan does not look. Only if the sums are not finite, a
@@ -23,8 +26,8 @@ import jax.numpy as jnp
 from mixfl.aggregation import Chain
 from mixfl.aggregation.robust import robust_sums
 from mixfl.algorithms.contract import Algorithm, Broadcast, ClientFeed
-from mixfl.algorithms.steps import with_drift
-from mixfl.engine.auto import trains_few_numbers
+from mixfl.algorithms.steps import add, with_drift
+from mixfl.engine.auto import clients_at_once
 from mixfl.forms.base import (
     Form,
     add_to,
@@ -37,8 +40,6 @@ from mixfl.forms.base import (
 )
 from mixfl.problem import Federated
 from mixfl.settings import Settings
-
-GROUP = 10  # clients that train at once, if they train few numbers
 
 
 class Summed(NamedTuple):
@@ -59,18 +60,24 @@ class Population:
     algorithm: Algorithm
     settings: Settings
     aggregation: Chain
-    forms: Sequence[Form]
+    forms: Sequence[Sequence[Form]]  # of each size
     axis: str | None  # of the devices that share the cohort
+    platform: str
 
-    def sum(self, term: Federated, broadcast: Broadcast, feeds: ClientFeed, state) -> Summed:
-        """`state` is the state of the aggregation."""
+    def sum(self, term, broadcast, sizes: Sequence[ClientFeed], state) -> Summed:
+        """`sizes` has the clients of each size, `state` is the state of the aggregation."""
         chain = self.aggregation
-        group = group_size(len(feeds.batches.mask), broadcast.x, self.forms)
-        broadcast = self.prepared(broadcast)
-        forms, term, broadcast, feeds = start(self.forms, term, broadcast, feeds)
+        prepared = self.prepared(broadcast)
+        parts = [
+            (clients_at_once(self.platform, len(feeds.batches.mask), broadcast.x, forms),
+             *start(forms, term, prepared, feeds))
+            for forms, feeds in zip(self.forms, sizes, strict=True)
+        ]  # fmt: skip
 
         def total(told, look: bool):
-            return self._total(group, forms, term, broadcast, feeds, told, look)
+            totals = [self._total(*part, told, look, len(parts) > 1) for part in parts]
+            sums, rejected, reports = zip(*totals, strict=True)
+            return add(*sums), sum(rejected), _joined(reports)
 
         told = chain.told(state)
         sums, rejected, reports = total(told, look=False)
@@ -89,9 +96,9 @@ class Population:
         own = isinstance(broadcast, Broadcast)
         return with_drift(self.settings, broadcast) if own else broadcast
 
-    def _total(self, group: int, forms, term, broadcast, feeds, told, look: bool):
+    def _total(self, group, forms, term, broadcast, feeds, told, look: bool, skip: bool):
         """The sum of the codes, the number of clients left out (0 without `look`), and all
-        reports."""
+        reports. With `skip`, empty places at the end are skipped."""
         count = len(feeds.batches.mask)
         client = functools.partial(self._client, forms, term, broadcast, told, look)
 
@@ -110,7 +117,14 @@ class Population:
         zero = zeros_for(jax.eval_shape(client, one)[0])
         if group > 1:
             feeds = jax.tree.map(lambda a: a.reshape(count // group, group, *a.shape[1:]), feeds)
-        sums, rest = jax.lax.scan(step, zero, feeds)
+        if skip:
+            idle = self._idle(forms, term, broadcast, told, one)
+            if group > 1:
+                idle = jax.tree.map(lambda a: jnp.broadcast_to(a, (group, *a.shape)), idle)
+            filled = jnp.any(feeds.batches.mask > 0, axis=range(1, feeds.batches.mask.ndim))
+            sums, rest = scan_first(jnp.sum(filled), step, zero, feeds, idle)
+        else:
+            sums, rest = jax.lax.scan(step, zero, feeds)
         if group > 1:
             rest = jax.tree.map(lambda a: a.reshape(count, *a.shape[2:]), rest)
         kept, bad, reports = rest
@@ -132,18 +146,48 @@ class Population:
             bad = ~finite(code) | self.aggregation.bad(report)
             code = jax.tree.map(lambda a: jnp.where(bad, 0, a), code)
         added = map_parts(lambda a: None if is_kept(a) else a, code)
-        kept = map_parts(lambda a: a if is_kept(a) else None, code)
-        return added, (kept, bad, report)
+        return added, (kept_parts(code), bad, report)
+
+    def _idle(self, forms, term, broadcast, told, feed):
+        """What `_client` returns, beside what it adds, for a client that takes no step: its summand
+        is 0."""
+
+        def nothing(tree):
+            return jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), tree)
+
+        summand = nothing(
+            jax.eval_shape(lambda f: client_summand(self.algorithm, forms, term, broadcast, f), feed)
+        )
+        code, report = self.aggregation.encode(told, summand, nothing(feed.key))
+        return kept_parts(nothing(code)), jnp.bool(False), report
 
     def compared(self, term, broadcast, feeds, state) -> Summed:
         """The sums for aggregations that hold all summands at once."""
-        chain, broadcast = self.aggregation, self.prepared(broadcast)
+        chain, prepared, (forms,) = self.aggregation, self.prepared(broadcast), self.forms
 
-        def one(_, feed):
-            return None, client_summand(self.algorithm, self.forms, term, broadcast, feed)
+        def one(feed):
+            return client_summand(self.algorithm, forms, term, prepared, feed)
 
-        summands = jax.lax.scan(one, None, feeds)[1]
+        group = None  # on a CPU, the summands are held at once, but not computed at once
+        if self.platform != "cpu":
+            group = clients_at_once(self.platform, len(feeds.batches.mask), broadcast.x, forms)
+        summands = jax.lax.map(one, feeds, batch_size=group)
         return compared(self.settings, chain, summands, feeds.key, state)
+
+
+def scan_first(n, step, carry, xs, idle):
+    """`jax.lax.scan` over only the first n of xs. The outputs of the others are `idle`."""
+    count = len(jax.tree.leaves(xs)[0])
+    outputs = jax.tree.map(lambda a: jnp.broadcast_to(a, (count, *a.shape)), idle)
+
+    def one(i, carried):
+        carry, outputs = carried
+        x = jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, i, keepdims=False), xs)
+        carry, output = step(carry, x)
+        put = lambda all, a: jax.lax.dynamic_update_index_in_dim(all, a, i, 0)  # noqa: E731
+        return carry, jax.tree.map(put, outputs, output)
+
+    return jax.lax.fori_loop(0, n, one, (carry, outputs))
 
 
 def compared(s: Settings, chain: Chain, summands, keys, state) -> Summed:
@@ -163,14 +207,13 @@ def is_kept(leaf) -> bool:
     return is_part(leaf) and leaf.kept
 
 
+def kept_parts(code):
+    return map_parts(lambda a: a.to_keep() if is_kept(a) else None, code)
+
+
+def _joined(trees):
+    return jax.tree.map(lambda *parts: jnp.concatenate(parts), *trees)
+
+
 def _gathered(reports, axis: str):
     return jax.tree.map(lambda a: jax.lax.all_gather(a, axis, axis=0, tiled=True), reports)
-
-
-def group_size(clients: int, x, forms: Sequence[Form]) -> int:
-    """How many clients train at once. In small models, starting a step is most of its cost. In
-    large ones, batched products are slow."""
-    if not trains_few_numbers(x, tuple(forms)):
-        return 1
-    most = clients if any(form.large_groups for form in forms) else GROUP
-    return max(n for n in range(1, most + 1) if clients % n == 0)
