@@ -135,7 +135,8 @@ def choose_devices(
     problem: Problem, x: Params | None, algorithm: Algorithm, s: Settings, forms: Forms,
     platform: str = "cpu",
 ) -> int:  # fmt: skip
-    """The number of devices that share a cohort: on accelerators, all. On a CPU, `auto` means, in each process:
+    """The number of devices that share a cohort. `auto` means all accelerators; on a CPU, in each
+    process:
 
     one if there are no clients, or if products are large enough to use all cores by themselves
     (large parameters, low-rank layers); all but one for small models, where reading takes nearly as

@@ -65,11 +65,15 @@ class ByteCounter:
         piece = next(iter(self.feeder.pieces(algorithm, round)))
         broadcasts = jax.eval_shape(algorithm.broadcast, shapes.algorithm, piece.drawn)
         counted = []
-        for term, broadcast, feeds in zip(
-            self.problem.populations, broadcasts, piece.clients, strict=True
+        for term, broadcast, (feeds, *_), shapes in zip(
+            self.problem.populations, broadcasts, piece.clients, self.feeder.shapes, strict=True
         ):
-            one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), feeds[-1])
-            one = one._replace(notes=None, key=None)
+            one = jax.tree.map(
+                lambda a, steps=shapes[-1].steps: jax.ShapeDtypeStruct(
+                    (steps, *a.shape[2:]), a.dtype
+                ),
+                feeds._replace(notes=None, key=None),
+            )
 
             def count(rows: dict[str, int], term=term, broadcast=broadcast, one=one) -> np.ndarray:
                 ids = {n: jax.ShapeDtypeStruct((k,), np.int32) for n, k in rows.items()}

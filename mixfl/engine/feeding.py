@@ -131,8 +131,8 @@ class Feeder(Draws):
     def _bytes(self, chunk: int) -> int:
         """Of the largest population's clients in a piece."""
         return max([0, *(
-            term.examples.example_bytes * sum(shape.examples * n for shape, n in places)
-            for term, places in zip(self.problem.populations, self._places(chunk), strict=True)
+            term.examples.example_bytes * sum(size.shape.examples * size.count for size in sizes)
+            for term, sizes in zip(self.problem.populations, self._places(chunk), strict=True)
         )])  # fmt: skip
 
     def _places(self, chunk: int) -> list[list[Places]]:
@@ -144,7 +144,7 @@ class Feeder(Draws):
     def pieces(self, algorithm: Algorithm, round: int) -> Iterator[Piece]:
         feed, s = algorithm.feed, self.s
         drawn = self.drawn(algorithm, round)
-        if not feed.clients:
+        if not feed.clients or not self.problem.populations:
             yield Piece(round, drawn, (), True)
             return
         cohorts = [
@@ -187,10 +187,9 @@ class Feeder(Draws):
         who = chosen[waiting]
         seats, left = seat(offsets[who + 1] - offsets[who], self.places[population], self.devices)
         feeds = []
-        for (shape, count), seated in zip(self.places[population], seats, strict=True):
+        for (shape, count, _), seated in zip(self.places[population], seats, strict=False):
             own = seated[self._own(count)]
             real = own >= 0
-            # An empty place gets a copy of another client, masked.
             first = own[real][0] if real.any() else 0
             at = waiting[np.where(real, own, first)] if len(waiting) else np.zeros_like(own)
             feed = self._clients(round, population, chosen, at, real, shape, shares)
@@ -206,7 +205,9 @@ class Feeder(Draws):
         who = chosen[distinct]
         first, sizes = offsets[who], offsets[who + 1] - offsets[who]
         rows, mask = cohort.cohort_rows(s.seed, round, population, who, first, sizes, *shape)
-        rows, mask = rows[which], mask[which] * real[:, None, None].astype(np.float32)
+        rows, mask = rows[which], mask[which]
+        if not real.all():  # padding in place of clients: one row, masked
+            rows[~real], mask[~real] = rows[0, 0, 0], 0
         share = None
         if shares is not None:
             dealt = shares[population][at, : shape.steps]

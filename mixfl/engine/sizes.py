@@ -3,7 +3,8 @@
 A compiled program has fixed shapes. If all clients were padded to the largest, each would cost as
 much as the largest. So a population whose clients are very unequal has a few sizes. A piece of a
 cohort has places of every size, always equally many, so there is still one program. A client takes
-a place of the smallest size that fits it. Places that stay empty are skipped (summing.py).
+a place of the smallest size that fits it. Places that stay empty are skipped (summing.py). The
+largest size is left out if most pieces need none of it and this one does not: a second program.
 
 All of this follows from the clients' sizes and the settings, never from earlier rounds.
 """
@@ -17,7 +18,7 @@ from mixfl.problem import Federated
 from mixfl.settings import Settings
 
 MOST = 4  # sizes; each is compiled
-SAVED = 0.25  # a size must save this share of the work
+SAVED = 0.3  # a size must save this share of the work
 STEP = 8  # starting a step costs as much as this many examples
 SPARE = 3  # standard deviations by which places exceed the expected number of clients
 
@@ -40,6 +41,7 @@ class Shape(NamedTuple):
 class Places(NamedTuple):
     shape: Shape
     count: int  # in a piece
+    rare: bool = False  # most pieces need none of them
 
 
 def largest_shape(term: Federated, s: Settings) -> Shape:
@@ -112,18 +114,21 @@ def places(
     for shape, count in zip(shapes, np.minimum(expected, np.minimum(clients, chunk)), strict=True):
         unit = devices * (group if count > group * devices else 1)
         found.append(Places(shape, int(-(-count // unit) * unit)))
-    return found
+    return [*found[:-1], found[-1]._replace(rare=bool(chunk * share[-1] < 0.5))]
 
 
 def seat(
     examples: np.ndarray, available: Sequence[Places], devices: int
 ) -> tuple[list[np.ndarray], np.ndarray]:
     """Gives clients their places: per size, [places] positions in `examples`, or -1 where a place
-    stays empty; and the clients for whom there was none, in their order."""
+    stays empty; and the clients for whom there was none, in their order. A largest size that is rare
+    and stays empty is left out."""
     fit = smallest_fit(examples, [size.shape for size in available])
     seats, over = [], np.arange(0)
-    for i, (_, count) in enumerate(available):
+    for i, (_, count, rare) in enumerate(available):
         waiting = np.concatenate([np.flatnonzero(fit == i), over])
+        if rare and not len(waiting):
+            break
         taken, over = waiting[:count], waiting[count:]
         order = np.arange(count)
         if len(available) > 1:  # equally many for each device

@@ -26,6 +26,7 @@ import jax.numpy as jnp
 from mixfl.aggregation import Chain
 from mixfl.aggregation.robust import robust_sums
 from mixfl.algorithms.contract import Algorithm, Broadcast, ClientFeed
+from mixfl.algorithms.loops import scan_first
 from mixfl.algorithms.steps import add, with_drift
 from mixfl.engine.auto import clients_at_once
 from mixfl.forms.base import (
@@ -38,7 +39,6 @@ from mixfl.forms.base import (
     sum_of_group,
     zeros_for,
 )
-from mixfl.problem import Federated
 from mixfl.settings import Settings
 
 
@@ -156,7 +156,9 @@ class Population:
             return jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), tree)
 
         summand = nothing(
-            jax.eval_shape(lambda f: client_summand(self.algorithm, forms, term, broadcast, f), feed)
+            jax.eval_shape(
+                lambda f: client_summand(self.algorithm, forms, term, broadcast, f), feed
+            )
         )
         code, report = self.aggregation.encode(told, summand, nothing(feed.key))
         return kept_parts(nothing(code)), jnp.bool(False), report
@@ -173,21 +175,6 @@ class Population:
             group = clients_at_once(self.platform, len(feeds.batches.mask), broadcast.x, forms)
         summands = jax.lax.map(one, feeds, batch_size=group)
         return compared(self.settings, chain, summands, feeds.key, state)
-
-
-def scan_first(n, step, carry, xs, idle):
-    """`jax.lax.scan` over only the first n of xs. The outputs of the others are `idle`."""
-    count = len(jax.tree.leaves(xs)[0])
-    outputs = jax.tree.map(lambda a: jnp.broadcast_to(a, (count, *a.shape)), idle)
-
-    def one(i, carried):
-        carry, outputs = carried
-        x = jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, i, keepdims=False), xs)
-        carry, output = step(carry, x)
-        put = lambda all, a: jax.lax.dynamic_update_index_in_dim(all, a, i, 0)  # noqa: E731
-        return carry, jax.tree.map(put, outputs, output)
-
-    return jax.lax.fori_loop(0, n, one, (carry, outputs))
 
 
 def compared(s: Settings, chain: Chain, summands, keys, state) -> Summed:

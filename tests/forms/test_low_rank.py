@@ -16,7 +16,7 @@ from mixfl.algorithms import ALGORITHMS
 from mixfl.algorithms.contract import CLIENT_KEYS, algorithm
 from mixfl.algorithms.steps import add, client_update, gradient, scale
 from mixfl.engine import Simulator
-from mixfl.engine.summing import group_size
+from mixfl.engine.auto import clients_at_once
 from mixfl.forms import low_rank as lowrank
 
 MIXED = ("fedavg", "pt", "1wgt", "2wgt", "pretrain")
@@ -74,10 +74,10 @@ def test_a_large_rest_is_scanned(monkeypatch):
     s = settings(rounds=4)
     simulator, last = agree(problem(), "2wgt", s, tolerance=1e-4)
     forms = simulator.forms.of["federated"]
-    assert group_size(s.cohort_size, last.state.x, forms) == s.cohort_size
+    assert clients_at_once("cpu", s.cohort_size, last.state.x, forms) == s.cohort_size
     monkeypatch.setattr("mixfl.engine.auto.SMALL_MODEL", 0)
     agree(problem(), "2wgt", s, tolerance=1e-4)
-    assert group_size(s.cohort_size, last.state.x, forms) == 1
+    assert clients_at_once("cpu", s.cohort_size, last.state.x, forms) == 1
 
 
 def turned(params, batch):

@@ -101,7 +101,7 @@ def test_bytes_are_those_of_the_rows(algorithm):
     sim, _, _ = trained(algorithm)
     for t in (0, 3):
         held = []
-        (feed,) = next(simulator(algorithm, tables="dense").feeder.pieces(sim.at(t), t)).clients
+        ((feed,),) = next(simulator(algorithm, tables="dense").feeder.pieces(sim.at(t), t)).clients
         for seen, following in zip(feed.batches.data["seen"], feed.batches.data["next"],
                                    strict=True):  # fmt: skip
             held.append(len({*following.ravel(), *seen.ravel()}))

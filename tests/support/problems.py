@@ -101,7 +101,7 @@ def reference_round(feeder: Feeder, algorithm, t: int, s: mixfl.Settings) -> ref
     drawn = None
     for piece in feeder.pieces(algorithm, t):
         drawn = piece.drawn if drawn is None else drawn
-        for j, feed in enumerate(piece.clients):
+        for j, feed in [(j, feed) for j, feeds in enumerate(piece.clients) for feed in feeds]:
             for i in range(len(feed.batches.mask)):
                 mask = feed.batches.mask[i] > 0
                 steps = np.flatnonzero(mask.any(axis=1))
