@@ -5,9 +5,11 @@ import dataclasses
 import itertools
 
 import jax
+import layer_problem
 import numpy as np
 import pytest
 import reference
+import table_problem
 from problems import (
     clients,
     datacenter,
@@ -253,7 +255,7 @@ def test_a_client_that_is_not_finite_is_left_out_wherever_it_sits():
 
     def infos():
         p = mixfl.Problem(init, [mixfl.Federated(poisoned, clients(1, UNEQUAL))])
-        simulator, results = simulate("fedavg", *unequal(p.terms))
+        _, results = simulate("fedavg", *unequal(p.terms))
         return [(r.info["clients/rejected"].item(), flat(r.state.x)) for r in results]
 
     several = infos()
@@ -280,3 +282,55 @@ def test_a_resumed_run_has_the_same_bits():
     other = Simulator(p, ALGORITHMS["2wgt"].build(p, s), s)
     resumed = list(other.rounds(jax.tree.map(jax.numpy.asarray, whole[1].state), 2, ROUNDS))
     jax.tree.map(np.testing.assert_array_equal, resumed[-1].state, whole[-1].state)
+
+
+# In other forms
+
+
+@contextlib.contextmanager
+def any_size(alone: bool):
+    """Several sizes, however little they save; with `alone`, clients train one by one."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sizes, "SAVED", 0.1)
+        if alone:
+            patch.setattr("mixfl.engine.auto.SMALL_MODEL", 0)
+        yield
+
+
+@pytest.mark.parametrize("alone", [True, pytest.param(False, marks=pytest.mark.numbers)])
+def test_row_sparse_tables_of_several_sizes(alone):
+    _, expected, info = table_problem.trained("2wgt", tables="dense")
+    one = table_problem.simulator("2wgt")
+    with any_size(alone):
+        simulator, state, other = table_problem.trained.__wrapped__("2wgt")
+        assert simulator.forms.tables
+        (used,) = simulator.feeder.shapes
+        assert len(used) > 1
+        most = [simulator.forms.sized("federated", shape)[0].most for shape in used]
+        assert [m["towers/items"] for m in most] == sorted({m["towers/items"] for m in most})
+    table_problem.assert_equal(state.x, expected.x)
+    assert other["clients/federated"] == info["clients/federated"]
+    assert [simulator.round_bytes(t) for t in (0, 19)] == [one.round_bytes(t) for t in (0, 19)]
+
+
+@pytest.mark.parametrize("alone", [True, pytest.param(False, marks=pytest.mark.numbers)])
+def test_low_rank_layers_of_several_sizes(alone):
+    with any_size(alone):
+        simulator, _ = layer_problem.agree(
+            layer_problem.problem(), "2wgt", settings(rounds=4), tolerance=1e-4
+        )
+        assert len(simulator.feeder.shapes[0]) > 1
+
+
+def test_a_form_may_pay_for_small_clients_only():
+    people = layer_problem.people(sizes=[6] * 30 + [300])
+    p = mixfl.Problem(layer_problem.init, [mixfl.Federated(layer_problem.network, people)])
+    s = settings(rounds=8, cohort_size=10, local_steps=100)
+    simulator, last = layer_problem.trained(p, "fedavg", s)
+    small, large = simulator.feeder.shapes[0]
+    assert [len(simulator.forms.sized("federated", shape)) for shape in (small, large)] == [1, 0]
+    _, plain = layer_problem.trained(p, "fedavg", dataclasses.replace(s, first_layer="plain"))
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5),
+        last.state.x, plain.state.x,
+    )  # fmt: skip
