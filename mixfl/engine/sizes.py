@@ -121,8 +121,8 @@ def seat(
     examples: np.ndarray, available: Sequence[Places], devices: int
 ) -> tuple[list[np.ndarray], np.ndarray]:
     """Gives clients their places: per size, [places] positions in `examples`, or -1 where a place
-    stays empty; and the clients for whom there was none, in their order. A largest size that is rare
-    and stays empty is left out."""
+    stays empty; and the clients for whom there was none, in their order. The largest size is left
+    out if it is rare and stays empty."""
     fit = smallest_fit(examples, [size.shape for size in available])
     seats, over = [], np.arange(0)
     for i, (_, count, rare) in enumerate(available):

@@ -8,7 +8,6 @@ import jax
 import layer_problem
 import numpy as np
 import pytest
-import reference
 import table_problem
 from problems import (
     clients,
@@ -17,8 +16,8 @@ from problems import (
     init,
     logistic,
     population,
+    reference_models,
     reference_round,
-    reference_terms,
     settings,
 )
 
@@ -218,14 +217,7 @@ def test_rounds_equal_the_reference(name, chunk, devices):
     p, s = unequal(cohort_chunk=chunk, devices=devices, clip="off")
     simulator, results = simulate(name, p, s)
     assert len(simulator.feeder.places[0]) > 1
-    rounds = [reference_round(simulator.feeder, simulator.at(t), t, s) for t in range(ROUNDS)]
-    fields = {f.name for f in dataclasses.fields(reference.Settings)} - {"pretrain_rounds"}
-    given = {k: getattr(s, k) for k in fields if getattr(s, k) != "auto"}
-    x0 = flat(simulator.init().x).astype(float)
-    expected = reference.train(
-        name, reference_terms(p), x0,
-        reference.Settings(**given, pretrain_rounds=ROUNDS // 2), rounds,
-    )  # fmt: skip
+    expected, x0 = reference_models(name, simulator, ROUNDS)
     assert np.abs(expected[-1] - x0).max() > 0.01
     models = [flat(r.state.x) for r in results]
     np.testing.assert_allclose(models, expected, rtol=2e-4, atol=2e-5)
