@@ -131,7 +131,7 @@ class Feeder(Draws):
     def _bytes(self, chunk: int) -> int:
         """Of the largest population's clients in a piece."""
         return max([0, *(
-            term.examples.example_bytes * sum(size.shape.examples * size.count for size in sizes)
+            term.examples.example_bytes * sum(size.shape.examples * size.number for size in sizes)
             for term, sizes in zip(self.problem.populations, self._places(chunk), strict=True)
         )])  # fmt: skip
 
@@ -143,7 +143,7 @@ class Feeder(Draws):
 
     def pieces(self, algorithm: Algorithm, round: int) -> Iterator[Piece]:
         feed, s = algorithm.feed, self.s
-        drawn = self.drawn(algorithm, round)
+        drawn: Any = self.drawn(algorithm, round)
         if not feed.clients or not self.problem.populations:
             yield Piece(round, drawn, (), True)
             return

@@ -168,5 +168,6 @@ class Round:
             AXIS if self.mesh is not None else None, self.platform,
         )  # fmt: skip
         if self.settings.aggregation != "mean":
-            return population.compared(term, broadcast, *sizes, state)
+            (feeds,) = sizes
+            return population.compared(term, broadcast, feeds, state)
         return population.sum(term, broadcast, sizes, state)

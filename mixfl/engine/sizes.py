@@ -40,7 +40,7 @@ class Shape(NamedTuple):
 
 class Places(NamedTuple):
     shape: Shape
-    count: int  # in a piece
+    number: int  # in a piece
     rare: bool = False  # most pieces need none of them
 
 

@@ -68,7 +68,7 @@ class Population:
         """`sizes` has the clients of each size, `state` is the state of the aggregation."""
         chain = self.aggregation
         prepared = self.prepared(broadcast)
-        parts = [
+        parts: list[Any] = [
             (clients_at_once(self.platform, len(feeds.batches.mask), broadcast.x, forms),
              *start(forms, term, prepared, feeds))
             for forms, feeds in zip(self.forms, sizes, strict=True)

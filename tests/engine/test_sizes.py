@@ -101,14 +101,14 @@ def test_most_cohorts_fit_into_the_places_of_one_piece():
     shapes, n = client_shapes(term, s), term.clients.sizes()
     for chunk, devices in ((20, 1), (20, 2), (300, 2)):
         found = places(counted(n, shapes), shapes, chunk, devices, 10)
-        assert all(size.count % devices == 0 for size in found)
+        assert all(size.number % devices == 0 for size in found)
         left = [
             len(seat(n[cohort.cohort(0, t, 0, len(n), chunk)], found, devices)[1])
             for t in range(100)
         ]
         assert np.mean(np.array(left) > 0) <= 0.05
         if chunk == len(n):
-            assert sum(size.count for size in found) < len(n) + len(found) * 10 * devices
+            assert sum(size.number for size in found) < len(n) + len(found) * 10 * devices
 
 
 def test_seats_are_the_smallest_that_fit_then_larger_ones_then_none():

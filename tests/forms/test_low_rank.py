@@ -185,7 +185,6 @@ def test_only_exact_layers_are_taken():
     ("name", "change"),
     [
         ("fedavg", {"client_opt": "sgd(momentum=0.9)"}),
-        ("fedavg", {"local_steps": 40, "client_batch": 1}),  # 12 inputs a client, a layer of 4
         ("example-transfer", {}),
         ("oracle", {}),
         ("fedavg", {"first_layer": "plain"}),
@@ -196,6 +195,13 @@ def test_it_is_left_where_it_is_not_exact_or_does_not_pay(name, change):
     s = settings(**change)
     p = problem()
     assert not Simulator(p, ALGORITHMS[name].build(p, s), s).forms.low_rank
+
+
+def test_large_clients_do_not_keep_small_ones_from_it():
+    p, s = problem(), settings(local_steps=40, client_batch=1)
+    forms = Simulator(p, ALGORITHMS["fedavg"].build(p, s), s).forms
+    assert not forms.of["federated"]  # up to 12 inputs a client, a layer of 4
+    assert all(n.steps <= 8 for n, used in forms.smaller["federated"].items() if used)
 
 
 def test_it_is_taken_by_itself_where_it_pays():
