@@ -75,7 +75,7 @@ class Population:
         ]  # fmt: skip
 
         def total(told, look: bool):
-            totals = [self._total(*part, told, look, len(parts) > 1) for part in parts]
+            totals = [self._total(part, told, look, len(parts) > 1) for part in parts]
             sums, rejected, reports = zip(*totals, strict=True)
             return add(*sums), sum(rejected), _joined(reports)
 
@@ -96,9 +96,10 @@ class Population:
         own = isinstance(broadcast, Broadcast)
         return with_drift(self.settings, broadcast) if own else broadcast
 
-    def _total(self, group, forms, term, broadcast, feeds, told, look: bool, skip: bool):
+    def _total(self, part: tuple, told, look: bool, skip: bool):
         """The sum of the codes, the number of clients left out (0 without `look`), and all
         reports. With `skip`, empty places at the end are skipped."""
+        group, forms, term, broadcast, feeds = part
         count = len(feeds.batches.mask)
         client = functools.partial(self._client, forms, term, broadcast, told, look)
 

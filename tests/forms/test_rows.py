@@ -102,8 +102,8 @@ def test_bytes_are_those_of_the_rows(algorithm):
     for t in (0, 3):
         held = []
         (feeds,) = next(simulator(algorithm, tables="dense").feeder.pieces(sim.at(t), t)).clients
-        for data, mask, _ in (feed.batches for feed in feeds):
-            for seen, following in zip(*(data[c][mask.any((1, 2))] for c in ("seen", "next")),
+        for columns, mask, _ in (feed.batches for feed in feeds):
+            for seen, following in zip(*(columns[c][mask.any((1, 2))] for c in ("seen", "next")),
                                        strict=True):  # fmt: skip
                 held.append(len({*following.ravel(), *seen.ravel()}))
         floats = np.mean(held) * (DIM + 1) + DIM * DIM
