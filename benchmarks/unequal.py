@@ -4,8 +4,8 @@
 
 A network with two hidden layers of 128 units, 100 clients of 20 rows, with and without one of 4,000
 rows; |B_i|=10, S=20, FedAvg. The large client takes part in a fifth of the rounds. All variants are
-in one process and take turns. `one size` pads all clients to the largest; their steps still end before
-the padding.
+in one process and take turns. `one size` pads all clients to the largest; their
+steps still end before the padding.
 """
 
 import json
