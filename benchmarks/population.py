@@ -72,7 +72,7 @@ def measure(path: Path) -> dict:
         """Wall-clock and CPU milliseconds."""
         begun = time.perf_counter(), time.thread_time()
         for piece in feeder.pieces(algorithm, round):
-            assert len(piece.clients[0].batches.mask)
+            assert len(piece.clients[0][0].batches.mask)
         ended = time.perf_counter(), time.thread_time()
         return 1000 * np.subtract(ended, begun)
 

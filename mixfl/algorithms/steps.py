@@ -15,6 +15,7 @@ from mixfl.algorithms.contract import (
     Sums,
     Upload,
 )
+from mixfl.algorithms.loops import scan, scan_first
 from mixfl.errors import MixflError
 from mixfl.optimizers import Optimizer, make
 from mixfl.problem import Central, Problem, Term
@@ -22,16 +23,6 @@ from mixfl.settings import Settings
 
 # Up to this many steps are written out one by one in the compiled program: faster than a loop.
 UNROLL = 4
-
-
-LOOP = "mixfl_loop"
-
-
-def loop(step, carry, inputs):
-    """jax.lax.scan, for a loop over clients, steps or chunks. It has a name, by which
-    engine/dispatch.py finds it."""
-    with jax.named_scope(LOOP):
-        return jax.lax.scan(step, carry, inputs)
 
 
 def add(*trees):
@@ -87,13 +78,14 @@ def chunked_gradient(term: Term, x, drawn: Drawn):
             drawn.after_chunk(loss)
         return add(total, (loss, g)), None
 
-    return loop(part, (jnp.zeros(()), zeros(x)), drawn)[0]
+    return scan(part, (jnp.zeros(()), zeros(x)), drawn)[0]
 
 
 def descend(grad, opt: Optimizer, x, batches, opt_state, active=None, aug=None, collect=False):
     """x_{k+1} = Opt(x_k, grad(x_k, B_k) + aug) over the steps of `batches`.
 
-    A step whose `active` [steps] is 0 is padding and changes nothing. Returns the last x and
+    A step whose `active` [steps] is 0 is padding, comes after all others, and changes nothing (many
+    steps are a loop that ends before the padding). Returns the last x and
     optimizer state, the sum of the gradients without `aug` (if `collect`) and of the losses.
     """
 
@@ -115,7 +107,9 @@ def descend(grad, opt: Optimizer, x, batches, opt_state, active=None, aug=None, 
         for k in range(steps):
             carry, _ = step(carry, jax.tree.map(lambda a, k=k: a[k], inputs))
         return carry
-    return loop(step, carry, inputs)[0]
+    if active is None:
+        return scan(step, carry, inputs)[0]
+    return scan_first(jnp.sum(active > 0), step, carry, inputs)[0]
 
 
 def client_update(term, s: Settings, broadcast: Broadcast, feed: ClientFeed, grad=None,

@@ -5,7 +5,7 @@
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -13,6 +13,7 @@ import jax
 from mixfl.aggregation import Chain
 from mixfl.algorithms.contract import Algorithm, uses_own_loss_only
 from mixfl.engine import processes
+from mixfl.engine.sizes import Shape, client_shapes
 from mixfl.errors import MixflError
 from mixfl.forms import CHOOSE, low_rank
 from mixfl.forms.base import Candidate, Form, Refused
@@ -25,6 +26,8 @@ from mixfl.trees import named_leaves
 
 LARGE_PARAMETER = 2**20  # numbers; measured, see docs/simulator.md
 SMALL_MODEL = 2**14  # numbers that a client trains
+GROUP = 10  # clients that train at once on a CPU, if they train few numbers
+AT_ONCE = 2**28  # numbers that clients train at once on an accelerator, 1 GB of float32
 
 
 def model_shapes(problem: Problem) -> Params | None:
@@ -36,10 +39,10 @@ def model_shapes(problem: Problem) -> Params | None:
 
 
 def in_fast_form(
-    problem: Problem, x: Params | None, algorithm: Algorithm, s: Settings
+    problem: Problem, x: Params | None, algorithm: Algorithm, s: Settings, platform: str = "cpu"
 ) -> tuple[Problem, Algorithm]:
     """With convolutions as products, if any loss has some."""
-    plain = s.convolutions == "auto" and jax.default_backend() != "cpu"
+    plain = s.convolutions == "auto" and platform != "cpu"
     if x is None or plain or s.convolutions == "plain":
         return problem, algorithm
     fast = in_products(problem, x)
@@ -52,12 +55,22 @@ def in_fast_form(
 class Forms(NamedTuple):
     """The forms of each population, by its name, and why others are not used."""
 
-    of: Mapping[str, tuple[Form, ...]]
+    of: Mapping[str, tuple[Form, ...]]  # of clients of the largest size
     refused: tuple[Refused, ...] = ()
+    smaller: Mapping[str, Mapping[Shape, tuple[Form, ...]]] = {}  # of smaller ones (sizes.py)
 
     def at(self, algorithm: Algorithm) -> "Forms":
         """Those of a round's algorithm: none if its clients use the model beyond their own loss."""
         return self if uses_own_loss_only(algorithm) else Forms(dict.fromkeys(self.of, ()))
+
+    def sized(self, population: str, shape: tuple[int, int]) -> tuple[Form, ...]:
+        """Those of clients that are padded to a shape."""
+        return self.smaller.get(population, {}).get(Shape(*shape), self.of.get(population, ()))
+
+    def _every(self) -> Iterator[tuple[str, Form]]:
+        for population, forms in self.of.items():
+            for some in (forms, *self.smaller.get(population, {}).values()):
+                yield from ((population, form) for form in some)
 
     @property
     def tables(self) -> dict[str, Mapping]:
@@ -67,16 +80,7 @@ class Forms(NamedTuple):
     @property
     def low_rank(self) -> dict[str, list[str]]:
         """Per population, the weights in the low-rank form."""
-        return {n: list(f.weights) for n, fs in self.of.items() for f in fs
-                if isinstance(f, LowRank)}  # fmt: skip
-
-
-def client_batches(term: Federated, s: Settings) -> tuple[int, int]:
-    """The steps and batch that clients are padded to: what the largest client can fill."""
-    if not term.here:
-        return s.local_steps, s.client_batch
-    largest = int(term.clients.sizes().max())
-    return min(s.local_steps, -(-largest // s.client_batch)), min(s.client_batch, largest)
+        return {n: list(f.weights) for n, f in self._every() if isinstance(f, LowRank)}
 
 
 def choose_forms(
@@ -87,39 +91,67 @@ def choose_forms(
         raise MixflError("tables = rows, but no term marks a table (rows=... of Federated).")
     if x is None or not algorithm.feed.clients:
         return Forms({t.name: () for t in problem.populations})
-    forms, refused = {}, dict[Refused, str]()  # reason -> module of the form
-    for term in problem.populations:
-        steps, batch = client_batches(term, s)
+    refused = dict[Refused, str]()  # reason -> module of the form
+
+    def of_shape(term: Federated, shape: Shape) -> tuple[Form, ...]:
         chosen: list[Form] = []
         for choose in CHOOSE:
             form = choose(
-                Candidate(term, x, algorithm, s, steps, batch, s.aggregation != "mean",
+                Candidate(term, x, algorithm, s, *shape, s.aggregation != "mean",
                           aggregation.squares, aggregation.elements, chosen)
             )  # fmt: skip
             if isinstance(form, Refused):
                 refused[form] = choose.__module__
             elif form is not None:
                 chosen.append(form)
-        forms[term.name] = tuple(chosen)
+        return tuple(chosen)
+
+    forms, smaller = {}, {}
+    for term in problem.populations:
+        *small, largest = client_shapes(term, s)
+        forms[term.name] = of_shape(term, largest)
+        smaller[term.name] = {shape: of_shape(term, shape) for shape in small}
     reasons = [why for why, module in refused.items() if module == low_rank.__name__]
-    chosen_forms = Forms(forms, tuple(why for why in refused if why not in reasons))
+    chosen_forms = Forms(forms, tuple(why for why in refused if why not in reasons), smaller)
     if s.first_layer == "low-rank" and not chosen_forms.low_rank:
         raise low_rank.required([*reasons, "the clients' data is elsewhere"][0])
     return chosen_forms
 
 
-def trains_few_numbers(x: Params, forms: tuple[Form, ...]) -> bool:
-    """Does a client train so few numbers that starting a step costs more than the step itself?"""
+def trained_numbers(x: Params, forms: Sequence[Form]) -> int:
+    """How many numbers a client usually trains."""
     numbers = {n: leaf.size for n, leaf in named_leaves(x).items()}
     for form in forms:
         numbers = form.trained(numbers)
-    return sum(numbers.values()) <= SMALL_MODEL
+    return sum(numbers.values())
+
+
+def trains_few_numbers(x: Params, forms: Sequence[Form]) -> bool:
+    """Does a client train so few numbers that starting a step costs more than the step itself?"""
+    return trained_numbers(x, forms) <= SMALL_MODEL
+
+
+def clients_at_once(platform: str, clients: int, x: Params, forms: Sequence[Form]) -> int:
+    """How many of so many clients train at once, in one batched step: a divisor of their number.
+
+    On a CPU one by one, because batched products of weights are slow. Small models are the
+    exception: there, starting a step is most of its cost. On an accelerator, as many as memory
+    allows: it has far more arithmetic units than one client keeps busy."""
+    if platform != "cpu":
+        most = max(1, AT_ONCE // max(1, trained_numbers(x, forms)))
+    elif not trains_few_numbers(x, forms):
+        most = 1
+    else:
+        most = clients if any(form.large_groups for form in forms) else GROUP
+    return max(n for n in range(1, min(most, clients) + 1) if clients % n == 0)
 
 
 def choose_devices(
-    problem: Problem, x: Params | None, algorithm: Algorithm, s: Settings, forms: Forms
-) -> int:
-    """The number of devices that share a cohort. On a CPU, `auto` means, in each process:
+    problem: Problem, x: Params | None, algorithm: Algorithm, s: Settings, forms: Forms,
+    platform: str = "cpu",
+) -> int:  # fmt: skip
+    """The number of devices that share a cohort. `auto` means all accelerators; on a CPU, in each
+    process:
 
     one if there are no clients, or if products are large enough to use all cores by themselves
     (large parameters, low-rank layers); all but one for small models, where reading takes nearly as
@@ -128,7 +160,7 @@ def choose_devices(
     if s.aggregation != "mean" and algorithm.feed.clients:
         return _one_device(s, count)
     if s.devices == "auto":
-        if jax.default_backend() != "cpu":
+        if platform != "cpu":
             return available
         if x is None or forms.low_rank or not algorithm.feed.clients:
             return count

@@ -53,22 +53,27 @@ class ByteCounter:
         if round != self.fed[0] or jax.process_count() > 1:
             fed = [_rows(piece) for piece in self.feeder.whole().pieces(algorithm, round)]
         tables = self.forms.at(algorithm).tables[self.problem.populations[population].name]
-        counts = {
-            name: np.concatenate([(rows[population][name] < table.rows).sum(1) for rows in fed])
+        return {
+            name: np.concatenate(
+                [(rows[name] < table.rows).sum(1) for piece in fed for rows in piece[population]]
+            )
             for name, table in tables.items()
         }
-        return {name: held[: self.feeder.s.cohort_size] for name, held in counts.items()}
 
     def _fixed(self, algorithm: Algorithm, round: int, shapes: Any) -> list[tuple]:
         """Per population, bytes down and up: without table rows, and for each row of a table."""
         piece = next(iter(self.feeder.pieces(algorithm, round)))
         broadcasts = jax.eval_shape(algorithm.broadcast, shapes.algorithm, piece.drawn)
         counted = []
-        for term, broadcast, feeds in zip(
-            self.problem.populations, broadcasts, piece.clients, strict=True
+        for term, broadcast, (feeds, *_), shapes in zip(
+            self.problem.populations, broadcasts, piece.clients, self.feeder.shapes, strict=True
         ):
-            one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), feeds)
-            one = one._replace(notes=None, key=None)
+            one = jax.tree.map(
+                lambda a, steps=shapes[-1].steps: jax.ShapeDtypeStruct(
+                    (steps, *a.shape[2:]), a.dtype
+                ),
+                feeds._replace(notes=None, key=None),
+            )
 
             def count(rows: dict[str, int], term=term, broadcast=broadcast, one=one) -> np.ndarray:
                 ids = {n: jax.ShapeDtypeStruct((k,), np.int32) for n, k in rows.items()}
@@ -92,7 +97,13 @@ class ByteCounter:
 
 
 def _rows(piece: Piece) -> list:
-    return [(feed.notes or {}).get(RowForm.name) for feed in piece.clients]
+    """Per population and size, the table rows of its clients."""
+
+    def of(feed):
+        real = feed.batches.mask.any((1, 2))
+        return {n: ids[real] for n, ids in (feed.notes or {}).get(RowForm.name, {}).items()}
+
+    return [[of(feed) for feed in feeds] for feeds in piece.clients]
 
 
 def _bytes(tree) -> int:

@@ -1,7 +1,7 @@
 """Runs a traced function with its own loops on the host: what is between them is compiled.
 
 A few operators are much slower inside a compiled loop than outside of one. For them, a round's
-loops over clients and steps (`steps.loop`) are better run by Python, which starts one compiled
+loops over clients and steps (algorithms/loops.py) are better run by Python, which starts one compiled
 piece after the other. The pieces have the same operations, so the results are the same up to
 rounding. Loops inside a user's loss stay compiled.
 """
@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 
-from mixfl.algorithms.steps import LOOP
+from mixfl.algorithms.loops import LOOP
 from mixfl.forms.jaxpr import jaxprs_in_params, variables
 
 
@@ -64,7 +64,7 @@ class Pieces:
                 debug_info=self.jaxpr.debug_info.with_unknown_names(),
             )  # fmt: skip
             return inputs, outputs, jax.jit(jaxpr_as_fun(ClosedJaxpr(jaxpr, ())))
-        run = _loop(eqn) if is_loop(eqn) else _branches(eqn)
+        run = KINDS[eqn.primitive.name](eqn)
 
         def with_literals(*args):
             values = dict(zip(inputs, args, strict=True))
@@ -88,7 +88,7 @@ class Pieces:
         return [v.val if isinstance(v, Literal) else values[v] for v in self.jaxpr.outvars]
 
 
-def _loop(eqn) -> Callable[[Sequence], list]:
+def _scan(eqn) -> Callable[[Sequence], list]:
     p = eqn.params
     consts, carried = p["num_consts"], p["num_consts"] + p["num_carry"]
     body, length, count = p["jaxpr"], p["length"], p["num_carry"]
@@ -114,6 +114,20 @@ def _loop(eqn) -> Callable[[Sequence], list]:
     return run
 
 
+def _while(eqn) -> Callable[[Sequence], list]:
+    p = eqn.params
+    test, body = jax.jit(jaxpr_as_fun(p["cond_jaxpr"])), Pieces(p["body_jaxpr"])
+    of_test, consts = p["cond_nconsts"], p["cond_nconsts"] + p["body_nconsts"]
+
+    def run(given):
+        carry = list(given[consts:])
+        while bool(test(*given[:of_test], *carry)[0]):
+            carry = body([*given[of_test:consts], *carry])
+        return carry
+
+    return run
+
+
 def _branches(eqn) -> Callable[[Sequence], list]:
     """A call, or branches of which only the one that is taken is compiled."""
     made: dict[int, Pieces] = {}
@@ -131,14 +145,18 @@ def _branches(eqn) -> Callable[[Sequence], list]:
     return run
 
 
+KINDS = {"scan": _scan, "while": _while, "cond": _branches, "jit": _branches}
+
+
 def is_loop(eqn) -> bool:
-    return eqn.primitive.name == "scan" and LOOP in str(eqn.source_info.name_stack)
+    loops = eqn.primitive.name in ("scan", "while")
+    return loops and LOOP in str(eqn.source_info.name_stack)
 
 
 def has_loop(eqn) -> bool:
     """Is it one of mixfl's own loops, or does it have one inside?"""
     if is_loop(eqn):
         return True
-    if eqn.primitive.name not in ("cond", "jit"):
+    if eqn.primitive.name not in KINDS:
         return False
     return any(has_loop(e) for jaxpr in jaxprs_in_params(eqn.params) for e in jaxpr.eqns)

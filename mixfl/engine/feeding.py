@@ -1,7 +1,8 @@
 """Reads the data of the coming rounds in a thread, while the current round computes.
 
 A round is fed in one piece, or in several if its cohort exceeds the chunk size: the chunk bounds
-memory, not the cohort. If there are several processes, each reads its own part of every piece.
+memory, not the cohort. All pieces have the same shapes: places for clients of one size or a few
+(sizes.py). If there are several processes, each reads its own part of every piece.
 Every piece is a new array: JAX may use a NumPy buffer in place while a round still runs, so a
 buffer is never written to again.
 """
@@ -16,7 +17,8 @@ import numpy as np
 
 from mixfl.algorithms.contract import Algorithm, Batches, ClientFeed, Draw, Drawn
 from mixfl.engine import cohort
-from mixfl.engine.auto import Forms, client_batches
+from mixfl.engine.auto import GROUP, Forms
+from mixfl.engine.sizes import Places, client_shapes, counted, places, seat
 from mixfl.errors import MixflError
 from mixfl.problem import Problem
 from mixfl.settings import Settings
@@ -28,8 +30,9 @@ DRAWN_BYTES = 8 << 30
 class Piece(NamedTuple):
     round: int
     drawn: Any  # per term, Drawn or None; only in a round's first piece
-    clients: tuple  # per population, ClientFeed with leaves [clients of the chunk, ...]
+    clients: tuple  # per population and size, ClientFeed with leaves [places, ...]
     last: bool  # the round ends with this piece
+    fed: int = 0  # clients of the cohort that this piece and those before it have
 
 
 class Draws:
@@ -105,23 +108,43 @@ class Feeder(Draws):
                     f"cohort_size = {s.cohort_size}, but the population '{term.name}' has "
                     f"{len(term.clients)} clients: lower it to at most {len(term.clients)}."
                 )
-        shapes = [client_batches(t, s) for t in problem.populations]
-        self.steps, self.batch = [k for k, _ in shapes], [b for _, b in shapes]
-        per_client = max(
-            [1, *(t.examples.example_bytes * k * b for t, k, b in
-                  zip(problem.populations, self.steps, self.batch, strict=True))]
-        )  # fmt: skip
-        most = own[1] * max(1, CHUNK_BYTES // per_client)
-        most = most if s.cohort_chunk == "auto" else s.cohort_chunk
-        most = most if s.aggregation == "mean" else s.cohort_size  # compared with each other
-        # Chunks of nearly equal size, each with equal parts for the devices.
-        chunks = -(-s.cohort_size // most)
-        self.chunk = -(-s.cohort_size // (chunks * devices)) * devices
+        self.shapes = [client_shapes(t, s) for t in problem.populations]
+        self.chunk = self._chunk()
+        self.places = self._places(self.chunk)
+
+    def _chunk(self) -> int:
+        """Clients in a piece. Chunks have nearly equal size, with equal parts for the devices."""
+        s = self.s
+
+        def of(chunks: int) -> int:
+            return -(-s.cohort_size // (chunks * self.devices)) * self.devices
+
+        if s.aggregation != "mean":
+            return of(1)  # compared with each other
+        if s.cohort_chunk != "auto":
+            return of(-(-s.cohort_size // s.cohort_chunk))
+        chunks, most = 1, self.own[1] * CHUNK_BYTES
+        while (size := self._bytes(of(chunks))) > most and of(chunks) > self.devices:
+            chunks = max(-(-chunks * size // most), chunks + 1 + chunks // 10)
+        return of(chunks)
+
+    def _bytes(self, chunk: int) -> int:
+        """Of the largest population's clients in a piece."""
+        return max([0, *(
+            term.examples.example_bytes * sum(size.shape.examples * size.number for size in sizes)
+            for term, sizes in zip(self.problem.populations, self._places(chunk), strict=True)
+        )])  # fmt: skip
+
+    def _places(self, chunk: int) -> list[list[Places]]:
+        return [
+            places(counted(np.diff(offsets), shapes), shapes, chunk, self.devices, GROUP)
+            for offsets, shapes in zip(self.starts, self.shapes, strict=True)
+        ]
 
     def pieces(self, algorithm: Algorithm, round: int) -> Iterator[Piece]:
         feed, s = algorithm.feed, self.s
-        drawn = self.drawn(algorithm, round)
-        if not feed.clients:
+        drawn: Any = self.drawn(algorithm, round)
+        if not feed.clients or not self.problem.populations:
             yield Piece(round, drawn, (), True)
             return
         cohorts = [
@@ -129,14 +152,22 @@ class Feeder(Draws):
             for j, t in enumerate(self.problem.populations)
         ]
         shares = self._deal(round) if feed.share else None
-        forms = self.forms.at(algorithm).of
-        for start in range(0, s.cohort_size, self.chunk):
-            clients = tuple(
-                self._own_clients(round, j, chosen, start, shares, forms)
-                for j, chosen in enumerate(cohorts)
-            )
-            last = start + self.chunk >= s.cohort_size
-            yield Piece(round, drawn if start == 0 else None, clients, last)
+        forms = self.forms.at(algorithm)
+        waiting = [np.arange(0) for _ in cohorts]  # positions in the cohort
+        fed = 0
+        while fed < s.cohort_size * len(cohorts):
+            if not any(map(len, waiting)):
+                start = fed // len(cohorts)
+                waiting = [np.arange(start, min(start + self.chunk, s.cohort_size))] * len(cohorts)
+            clients = []
+            for j, chosen in enumerate(cohorts):
+                feeds, left = self._seated(round, j, chosen, waiting[j], shares, forms)
+                fed += len(waiting[j]) - len(left)
+                waiting[j] = left
+                clients.append(feeds)
+            last = fed == s.cohort_size * len(cohorts)
+            yield Piece(round, drawn, tuple(clients), last, fed // len(cohorts))
+            drawn = None
 
     def whole(self) -> "Feeder":
         """A Feeder that reads the parts of all processes."""
@@ -144,38 +175,47 @@ class Feeder(Draws):
         every.own = (0, 1)
         return every
 
-    def _own_clients(self, round, population, chosen, start, shares, forms) -> ClientFeed:
-        part = self._own(self.chunk)
-        own = chosen[start : start + self.chunk][part]
-        if len(own):
-            return self._clients(round, population, own, start + part.start, shares, forms)
-        feed = self._clients(round, population, chosen[:1], 0, shares, forms)
-        return feed._replace(batches=feed.batches._replace(mask=0 * feed.batches.mask))
+    def of_one_size(self) -> "Feeder":
+        """A Feeder that pads all clients to the largest."""
+        other = copy.copy(self)
+        other.places = [[Places(shapes[-1], self.chunk)] for shapes in self.shapes]
+        return other
 
-    def _clients(self, round, population, chosen, start, shares, forms) -> ClientFeed:
-        s, term = self.s, self.problem.populations[population]
-        steps, batch = self.steps[population], self.batch[population]
-        count = self.chunk // self.own[1]
-        offsets = self.starts[population]
-        first, sizes = offsets[chosen], offsets[chosen + 1] - offsets[chosen]
-        rows, mask = cohort.cohort_rows(
-            s.seed, round, population, chosen, first, sizes, steps, batch
-        )
-        missing = count - len(chosen)
-        if missing:  # padding in place of clients, masked
-            rows = np.concatenate([rows, np.repeat(rows[:1], missing, 0)])
-            mask = np.concatenate([mask, np.zeros_like(mask, shape=(missing, steps, batch))])
+    def _seated(self, round, population, chosen, waiting, shares, forms):
+        """The feeds of a piece, one per size; and the clients that it has no place for."""
+        offsets, term = self.starts[population], self.problem.populations[population]
+        who = chosen[waiting]
+        seats, left = seat(offsets[who + 1] - offsets[who], self.places[population], self.devices)
+        feeds = []
+        for (shape, count, _), seated in zip(self.places[population], seats, strict=False):
+            own = seated[self._own(count)]
+            real = own >= 0
+            first = own[real][0] if real.any() else 0
+            at = waiting[np.where(real, own, first)] if len(waiting) else np.zeros_like(own)
+            feed = self._clients(round, population, chosen, at, real, shape, shares)
+            for form in forms.sized(term.name, shape):
+                feed = form.read(feed)
+            feeds.append(feed)
+        return tuple(feeds), waiting[left]
+
+    def _clients(self, round, population, chosen, at, real, shape, shares) -> ClientFeed:
+        """The feed of the clients at these positions of the cohort. If not `real`, masked."""
+        s, term, offsets = self.s, self.problem.populations[population], self.starts[population]
+        distinct, which = np.unique(at, return_inverse=True)
+        who = chosen[distinct]
+        first, sizes = offsets[who], offsets[who + 1] - offsets[who]
+        rows, mask = cohort.cohort_rows(s.seed, round, population, who, first, sizes, *shape)
+        rows, mask = rows[which], mask[which]
+        if not real.all():  # padding in place of clients: one row, masked
+            rows[~real], mask[~real] = rows[0, 0, 0], 0
         share = None
         if shares is not None:
-            dealt = shares[population][start : start + count, :steps]
-            dealt = dealt[np.minimum(np.arange(count), len(dealt) - 1)]
+            dealt = shares[population][at, : shape.steps]
             share = self.problem.central[0].examples.take(dealt)  # type: ignore[union-attr]
         feed = ClientFeed(Batches(term.examples.take(rows), mask), share)
         if self.keys:
-            keys = cohort.client_keys(s.seed, round, population, chosen)
-            feed = feed._replace(key=np.concatenate([keys, np.repeat(keys[:1], missing, 0)]))
-        for form in forms.get(term.name, ()):
-            feed = form.read(feed)
+            keys = cohort.client_keys(s.seed, round, population, who)
+            feed = feed._replace(key=keys[which])
         return feed
 
     def _deal(self, round: int) -> np.ndarray:

@@ -19,9 +19,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Jaxpr
+from jax.extend.core import Jaxpr, jaxpr_as_fun
 
-from mixfl.algorithms.steps import LOOP
+from mixfl.algorithms.loops import LOOP
 from mixfl.engine.dispatch import Dispatched, is_loop
 from mixfl.forms.jaxpr import inner_names, jaxprs_in_params
 from mixfl.process.compilation_cache import programs_folder
@@ -49,7 +49,7 @@ KNOWN = frozenset(
         "dot_general fft sort top_k",
         "random_bits random_clone random_fold_in random_seed random_split random_unwrap",
         "random_wrap rng_bit_generator threefry2x32 iota_2x32_shape",
-        "all_gather axis_index psum pvary debug_callback pure_callback name optimization_barrier",
+        "all_gather axis_index pmax psum pvary debug_callback pure_callback name optimization_barrier",
         "stop_gradient scan while cond jit call closed_call remat2 custom_jvp_call custom_lin",
         "custom_vjp_call shard_map",
     )
@@ -86,23 +86,29 @@ def slow_in_loops(jaxpr: Jaxpr, devices: int) -> bool:
 
 
 def timed(eqn: Any) -> tuple[float, float]:
-    """Seconds of a loop's iterations: compiled, and on the host."""
-    p = eqn.params
-    fixed = p["num_consts"] + p["num_carry"]
-    # Two iterations: XLA makes no loop of one.
-    shapes = [v.aval.shape if i < fixed else (2, *v.aval.shape[1:])
-              for i, v in enumerate(eqn.invars)]  # fmt: skip
-    given = [_filled(shape, v.aval.dtype) for shape, v in zip(shapes, eqn.invars, strict=True)]
+    """Seconds of two iterations of a loop: compiled, and on the host."""
+    p, given = eqn.params, [_filled(v.aval.shape, v.aval.dtype) for v in eqn.invars]
+    if eqn.primitive.name == "scan":
+        fixed = p["num_consts"] + p["num_carry"]
+        given = [a if i < fixed else a[:1].repeat(2, 0) for i, a in enumerate(given)]
 
-    def function(*given):
-        return eqn.primitive.bind(*given, **{**p, "length": 2})
+        def two(*given):  # XLA makes no loop of one
+            return eqn.primitive.bind(*given, **{**p, "length": 2})
 
-    def loop(*given):
+    else:
+        given = given[p["cond_nconsts"] :]
+
+        def two(*given):
+            consts, carry = given[: p["body_nconsts"]], list(given[p["body_nconsts"] :])
+            body = jaxpr_as_fun(p["body_jaxpr"])
+            return jax.lax.fori_loop(0, 2, lambda _, carry: body(*consts, *carry), carry)
+
+    def on_host(*given):
         with jax.named_scope(LOOP):
-            return function(*given)
+            return two(*given)
 
-    host, compiled = _seconds(Dispatched(loop), given), _seconds(jax.jit(function), given)
-    return compiled * p["length"] / 2, host * p["length"] / 2
+    host = _seconds(Dispatched(on_host), given)
+    return _seconds(jax.jit(two), given), host
 
 
 def _filled(shape, dtype):

@@ -66,10 +66,10 @@ class Round:
     def __init__(
         self, algorithm: Algorithm, problem: Problem, s: Settings, aggregation: Chain,
         forms: Forms, devices: int = 1, long: bool = False, origin: Origin | None = None,
-        at: int = 0, host: bool = False,
+        at: int = 0, host: bool = False, platform: str = "cpu",
     ):  # fmt: skip
         self.algorithm, self.problem, self.settings = algorithm, problem, s
-        self.aggregation, self.forms = aggregation, forms
+        self.aggregation, self.forms, self.platform = aggregation, forms, platform
         self.origin, self.at, self.host = origin, at, host
         self.long = AfterChunk(lambda: self.after_chunk()) if long else None
         self.after_chunk: Callable[[], None] = lambda: None
@@ -209,11 +209,14 @@ class Round:
             s.reports for s in summed
         )
 
-    def _summed(self, algorithm, s, term, broadcast, feeds, state) -> Summed:
+    def _summed(self, algorithm, s, term, broadcast, sizes, state) -> Summed:
+        forms = self.forms.at(algorithm)
         population = Population(
-            algorithm, s, self.aggregation, self.forms.at(algorithm).of[term.name],
-            AXIS if self.mesh is not None else None,
+            algorithm, s, self.aggregation,
+            [forms.sized(term.name, feeds.batches.mask.shape[1:]) for feeds in sizes],
+            AXIS if self.mesh is not None else None, self.platform,
         )  # fmt: skip
         if s.aggregation != "mean":
+            (feeds,) = sizes
             return population.compared(term, broadcast, feeds, state)
-        return population.sum(term, broadcast, feeds, state)
+        return population.sum(term, broadcast, sizes, state)

@@ -51,14 +51,17 @@ class LongRound:
 class Simulator:
     """The engine that runs an algorithm on a problem in one place: see Engine in base.py."""
 
-    def __init__(self, problem: Problem, algorithm: Algorithm, s: Settings):
+    def __init__(
+        self, problem: Problem, algorithm: Algorithm, s: Settings, platform: str | None = None
+    ):
         x = model_shapes(problem)
-        problem, algorithm = in_fast_form(problem, x, algorithm, s)
+        self.platform = platform or jax.default_backend()  # what the programs are made for
+        problem, algorithm = in_fast_form(problem, x, algorithm, s, self.platform)
         self.problem, self.algorithm, self.s = problem, algorithm, s
         self.aggregation = chain(s) if algorithm.feed.clients else Chain([])
         self.forms = choose_forms(problem, x, algorithm, s, self.aggregation)
-        self.host = False  # do the loops run on the host? None: not decided yet
-        self._on_devices(choose_devices(problem, x, algorithm, s, self.forms))
+        self.host = False  # do the loops run on the host?
+        self._on_devices(choose_devices(problem, x, algorithm, s, self.forms, self.platform))
         self.feeder.check_draws(self.at(0))
         self.programs: dict[Algorithm, Round] = {}
         self.traced_before = 0  # by other simulators that share a program
@@ -78,7 +81,7 @@ class Simulator:
     def unknown(self) -> set[str]:
         """Decides where the loops run. Returns the operators for which that was timed."""
         unknown, host = set(), self.s.loops == "host"
-        if self.s.loops == "auto" and jax.default_backend() == "cpu" and jax.process_count() == 1:
+        if self.s.loops == "auto" and self.platform == "cpu" and jax.process_count() == 1:
             try:
                 jaxpr = self._jaxpr()
                 unknown = unknown_operators(jaxpr)
@@ -122,12 +125,16 @@ class Simulator:
 
     def notes(self) -> Iterator[str]:
         s = self.s
-        for term, steps in zip(self.problem.populations, self.feeder.steps, strict=True):
-            if self.algorithm.feed.clients and steps < s.local_steps:
+        clients = zip(self.problem.populations, self.feeder.shapes, strict=True)
+        for term, shapes in clients if self.algorithm.feed.clients else ():
+            if shapes[-1].steps < s.local_steps:
                 yield (
-                    f"no client of '{term.name}' has more than {steps} batches of "
+                    f"no client of '{term.name}' has more than {shapes[-1].steps} batches of "
                     f"{s.client_batch}: local_steps = {s.local_steps} is never reached"
                 )
+            if len(shapes) > 1:
+                sizes = ", ".join(f"{steps} x {batch}" for steps, batch in shapes)
+                yield f"clients of '{term.name}' are padded to the smallest that fits of {sizes}"
         yield from map(str, self.forms.refused)
         if terms := products_in(self.problem):
             yield f"convolutions as products, exact and faster: {', '.join(terms)}"
@@ -149,7 +156,7 @@ class Simulator:
             new = Round(
                 algorithm, self.problem, self.s, self.aggregation, self.forms, self.devices,
                 long=self.long(algorithm) > 0, origin=self.algorithm.own_origin(),
-                at=round if self.algorithm.phase else 0, host=self.host,
+                at=round if self.algorithm.phase else 0, host=self.host, platform=self.platform,
             )  # fmt: skip
             program = shared_round(new)
             self.traced_before += program.traces
@@ -228,7 +235,7 @@ class Simulator:
             )
             reports.append(more)
             jax.block_until_ready(carry.rejected)  # only one chunk in memory
-            long.clients_done = min(long.clients_done + self.feeder.chunk, long.clients)
+            long.clients_done = piece.fed
             self.on_progress(long.progress())
             if piece.last:
                 return run(program.finish, state, drawn, broadcasts, carry, reports)

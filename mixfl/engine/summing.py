@@ -2,7 +2,10 @@
 
 `Population.sum` scans over the clients with the sums in the carry: neither the clients' models nor
 their changes are stacked. (On a CPU, batched products of per-client weights are slow.) Small models
-are the exception: their clients train in groups.
+are the exception: their clients train in groups, as on accelerators (auto.clients_at_once).
+
+If the clients have several sizes (sizes.py), there is a scan for each size. It ends with the last
+client: places that stay empty cost nothing.
 
 A client whose update is not finite must not reach the sums. Looking at every update would cost a
 pass over the model per client, so the first scan does not look. Only if the sums are not finite, a
@@ -24,8 +27,9 @@ from jax.extend.core import jaxpr_as_fun
 from mixfl.aggregation import Chain
 from mixfl.aggregation.robust import robust_sums
 from mixfl.algorithms.contract import Algorithm, Broadcast, ClientFeed
-from mixfl.algorithms.steps import loop, with_drift
-from mixfl.engine.auto import trains_few_numbers
+from mixfl.algorithms.loops import scan, scan_first
+from mixfl.algorithms.steps import add, with_drift
+from mixfl.engine.auto import clients_at_once
 from mixfl.forms.base import (
     Form,
     add_to,
@@ -36,10 +40,7 @@ from mixfl.forms.base import (
     sum_of_group,
     zeros_for,
 )
-from mixfl.problem import Federated
 from mixfl.settings import Settings
-
-GROUP = 10  # clients that train at once, if they train few numbers
 
 
 class Summed(NamedTuple):
@@ -71,21 +72,27 @@ class Population:
     algorithm: Algorithm
     settings: Settings
     aggregation: Chain
-    forms: Sequence[Form]
+    forms: Sequence[Sequence[Form]]  # of each size
     axis: str | None  # of the devices that share the cohort
+    platform: str
 
-    def sum(self, term: Federated, broadcast: Broadcast, feeds: ClientFeed, state) -> Summed:
-        """`state` is the state of the aggregation."""
+    def sum(self, term, broadcast, sizes: Sequence[ClientFeed], state) -> Summed:
+        """`sizes` has the clients of each size, `state` is the state of the aggregation."""
         chain = self.aggregation
-        group = group_size(len(feeds.batches.mask), broadcast.x, self.forms)
-        broadcast = self.prepared(broadcast)
-        forms, term, broadcast, feeds = start(self.forms, term, broadcast, feeds)
+        prepared = self.prepared(broadcast)
+        parts: list[Any] = [
+            (clients_at_once(self.platform, len(feeds.batches.mask), broadcast.x, forms),
+             *start(forms, term, prepared, feeds))
+            for forms, feeds in zip(self.forms, sizes, strict=True)
+        ]  # fmt: skip
+
+        def all_sizes(told, look):
+            totals = [self._total(part, told, look, len(parts) > 1) for part in parts]
+            sums, rejected, reports = zip(*totals, strict=True)
+            return add(*sums), sum(rejected), _joined(reports)
 
         told = chain.told(state)
-        total, shapes = once_traced(
-            lambda told, look: self._total(group, forms, term, broadcast, feeds, told, look),
-            told, jnp.bool(False),
-        )  # fmt: skip
+        total, shapes = once_traced(all_sizes, told, jnp.bool(False))
 
         def one(before: Pass) -> Pass:
             sums, rejected, reports = total(before.told, before.second)
@@ -114,9 +121,10 @@ class Population:
         own = isinstance(broadcast, Broadcast)
         return with_drift(self.settings, broadcast) if own else broadcast
 
-    def _total(self, group: int, forms, term, broadcast, feeds, told, look):
+    def _total(self, part: tuple, told, look, skip: bool):
         """The sum of the codes, the number of clients left out (0 without `look`), and all
-        reports."""
+        reports. With `skip`, empty places at the end are skipped."""
+        group, forms, term, broadcast, feeds = part
         count = len(feeds.batches.mask)
         client = functools.partial(self._client, forms, term, broadcast, told, look)
 
@@ -135,7 +143,14 @@ class Population:
         zero = zeros_for(jax.eval_shape(client, one)[0])
         if group > 1:
             feeds = jax.tree.map(lambda a: a.reshape(count // group, group, *a.shape[1:]), feeds)
-        sums, rest = loop(step, zero, feeds)
+        if skip:
+            idle = self._idle(forms, term, broadcast, told, one)
+            if group > 1:
+                idle = jax.tree.map(lambda a: jnp.broadcast_to(a, (group, *a.shape)), idle)
+            filled = jnp.any(feeds.batches.mask > 0, axis=range(1, feeds.batches.mask.ndim))
+            sums, rest = scan_first(jnp.sum(filled), step, zero, feeds, idle)
+        else:
+            sums, rest = scan(step, zero, feeds)
         if group > 1:
             rest = jax.tree.map(lambda a: a.reshape(count, *a.shape[2:]), rest)
         kept, bad, reports = rest
@@ -155,8 +170,22 @@ class Population:
         bad = self._bad(look, code, report)
         code = jax.tree.map(lambda a: jnp.where(bad, 0, a), code)
         added = map_parts(lambda a: None if is_kept(a) else a, code)
-        kept = map_parts(lambda a: a if is_kept(a) else None, code)
-        return added, (kept, bad, report)
+        return added, (kept_parts(code), bad, report)
+
+    def _idle(self, forms, term, broadcast, told, feed):
+        """What `_client` returns, beside what it adds, for a client that takes no step: its summand
+        is 0."""
+
+        def nothing(tree):
+            return jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), tree)
+
+        summand = nothing(
+            jax.eval_shape(
+                lambda f: client_summand(self.algorithm, forms, term, broadcast, f), feed
+            )
+        )
+        code, report = self.aggregation.encode(told, summand, nothing(feed.key))
+        return kept_parts(nothing(code)), jnp.bool(False), report
 
     def _bad(self, look, code, report):
         known = self.aggregation.finite(report)
@@ -170,12 +199,16 @@ class Population:
 
     def compared(self, term, broadcast, feeds, state) -> Summed:
         """The sums for aggregations that hold all summands at once."""
-        chain, broadcast = self.aggregation, self.prepared(broadcast)
+        chain, prepared, (forms,) = self.aggregation, self.prepared(broadcast), self.forms
 
-        def one(_, feed):
-            return None, client_summand(self.algorithm, self.forms, term, broadcast, feed)
+        def one(feed):
+            return client_summand(self.algorithm, forms, term, prepared, feed)
 
-        summands = loop(one, None, feeds)[1]
+        if self.platform == "cpu":  # the summands are held at once, but not computed at once
+            summands = scan(lambda _, feed: (None, one(feed)), None, feeds)[1]
+        else:
+            group = clients_at_once(self.platform, len(feeds.batches.mask), broadcast.x, forms)
+            summands = jax.lax.map(one, feeds, batch_size=group)
         return compared(self.settings, chain, summands, feeds.key, state)
 
 
@@ -203,14 +236,13 @@ def is_kept(leaf) -> bool:
     return is_part(leaf) and leaf.kept
 
 
+def kept_parts(code):
+    return map_parts(lambda a: a.to_keep() if is_kept(a) else None, code)
+
+
+def _joined(trees):
+    return jax.tree.map(lambda *parts: jnp.concatenate(parts), *trees)
+
+
 def _gathered(reports, axis: str):
     return jax.tree.map(lambda a: jax.lax.all_gather(a, axis, axis=0, tiled=True), reports)
-
-
-def group_size(clients: int, x, forms: Sequence[Form]) -> int:
-    """How many clients train at once. In small models, starting a step is most of its cost. In
-    large ones, batched products are slow."""
-    if not trains_few_numbers(x, tuple(forms)):
-        return 1
-    most = clients if any(form.large_groups for form in forms) else GROUP
-    return max(n for n in range(1, most + 1) if clients % n == 0)

@@ -68,11 +68,11 @@ class Curvature:
         return other
 
     def _read(self, round: int) -> list[Sample]:
-        problem, feeder = self.problem, self.simulator.feeder.whole()
+        problem, feeder = self.problem, self.simulator.feeder.whole().of_one_size()
         pieces = list(feeder.pieces(self.simulator.at(round), round))
         joined = [
             jax.tree.map(
-                lambda *parts: np.concatenate(parts), *(p.clients[j].batches for p in pieces)
+                lambda *parts: np.concatenate(parts), *(p.clients[j][0].batches for p in pieces)
             )
             for j in range(len(problem.populations))
         ]

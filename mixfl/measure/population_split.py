@@ -45,7 +45,8 @@ def split(
     for t in rounds:
         if threshold is None:
             cohort = measure.simulator.feeder.pieces(measure.algorithm, t)
-            values = [column_mean(p.clients[population].batches, column) for p in cohort]
+            feeds = [feed for p in cohort for feed in p.clients[population]]
+            values = [column_mean(feed.batches, column) for feed in feeds]
             threshold = float(np.median(np.concatenate(values)))
         terms = measure.at(x, t, threshold=threshold).terms
         figures = terms[j]

@@ -136,8 +136,12 @@ def by_hand(simulator, t):
         messages = twice(algorithm.broadcast, state, piece.drawn)
         sums = []
         populations = simulator.problem.populations if algorithm.feed.clients else ()
-        for term, message, feed in zip(populations, messages, piece.clients, strict=True):
-            each = [jax.tree.map(lambda a, i=i: a[i], feed) for i in range(len(feed.batches.mask))]
+        for term, message, feeds in zip(populations, messages, piece.clients, strict=True):
+            each = [
+                jax.tree.map(lambda a, i=i: a[i], feed)
+                for feed in feeds
+                for i in range(len(feed.batches.mask))
+            ]
             uploads = [twice(algorithm.client, term, message, one) for one in each]
             sums.append(add(*(twice(algorithm.summand, upload) for upload in uploads)))
         central = twice(algorithm.central, state, piece.drawn)
@@ -164,7 +168,7 @@ def test_there_is_a_message_per_population_and_sums_have_the_shape_of_the_model(
     messages = jax.eval_shape(algorithm.broadcast, state, piece.drawn)
     populations = simulator.problem.populations if algorithm.feed.clients else ()
     assert len(messages) == len(piece.clients) == len(populations)
-    for term, message, feed in zip(populations, messages, piece.clients, strict=True):
+    for term, message, (feed, *_) in zip(populations, messages, piece.clients, strict=True):
         one = jax.tree.map(lambda a: a[0], feed)
         client = functools.partial(algorithm.client, term)
         upload = jax.eval_shape(client, message, one)
@@ -298,7 +302,8 @@ def test_all_algorithms_see_the_same_clients_and_batches(algorithm):
     for t in range(PHASE.get(algorithm, 0), ROUNDS):
         (expected,) = fedavg.feeder.pieces(fedavg.at(t), t)
         (found,) = other.feeder.pieces(other.at(t), t)
-        assert_same_bits([c.batches for c in found.clients], [c.batches for c in expected.clients])
+        batches = [[f.batches for feeds in p.clients for f in feeds] for p in (found, expected)]
+        assert_same_bits(*batches)
 
 
 @pytest.mark.parametrize(("algorithm", "steps"), [("1wgt", 1), ("2wgt", 5), ("central", 5)])
@@ -321,7 +326,7 @@ def test_clients_go_through_a_fresh_permutation_each_round():
     cohorts, orders = set(), [[] for _ in sizes]
     for t in range(8):
         (piece,) = feeder.pieces(ALGORITHMS["fedavg"].build(p, s), t)
-        found, mask, _ = piece.clients[0].batches
+        found, mask, _ = piece.clients[0][0].batches
         chosen = [owner[row] for row in found["row"][:, 0, 0]]
         assert len(set(chosen)) == 4  # nobody twice
         cohorts.add(tuple(sorted(chosen)))

@@ -172,7 +172,7 @@ def masked(clients):
         share = jax.tree.map(lambda a: a[real], feed.share)
         return feed._replace(batches=feed.batches._replace(data=data), share=share)
 
-    return [zero(feed) for feed in clients]
+    return [zero(feed) for feeds in clients for feed in feeds]
 
 
 def test_no_process_reads_another_ones_clients():
@@ -182,7 +182,7 @@ def test_no_process_reads_another_ones_clients():
     for i in range(2):
         feeder = Feeder(p, s, 2, own=(i, 2))
         (piece,) = feeder.pieces(algorithm, 0)
-        data = piece.clients[0].batches.data["x"]
+        data = piece.clients[0][0].batches.data["x"]
         assert len(data) == 3
         read.append({tuple(row) for row in data.reshape(-1, data.shape[-1]).tolist()})
     assert not read[0] & read[1]

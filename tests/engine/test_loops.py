@@ -12,7 +12,7 @@ from layer_problem import problem as layer_problem
 
 import mixfl
 from mixfl.algorithms import ALGORITHMS
-from mixfl.algorithms.steps import loop
+from mixfl.algorithms.loops import scan as loop
 from mixfl.engine import Simulator, dispatch, loops
 from mixfl.engine.dispatch import Dispatched
 from mixfl.settings import Settings

@@ -16,7 +16,7 @@ from mixfl.algorithms import ALGORITHMS
 from mixfl.algorithms.contract import CLIENT_KEYS, algorithm
 from mixfl.algorithms.steps import add, client_update, gradient, scale
 from mixfl.engine import Simulator
-from mixfl.engine.summing import group_size
+from mixfl.engine.auto import clients_at_once
 from mixfl.forms import low_rank as lowrank
 
 MIXED = ("fedavg", "pt", "1wgt", "2wgt", "pretrain")
@@ -74,10 +74,10 @@ def test_a_large_rest_is_scanned(monkeypatch):
     s = settings(rounds=4)
     simulator, last = agree(problem(), "2wgt", s, tolerance=1e-4)
     forms = simulator.forms.of["federated"]
-    assert group_size(s.cohort_size, last.state.x, forms) == s.cohort_size
+    assert clients_at_once("cpu", s.cohort_size, last.state.x, forms) == s.cohort_size
     monkeypatch.setattr("mixfl.engine.auto.SMALL_MODEL", 0)
     agree(problem(), "2wgt", s, tolerance=1e-4)
-    assert group_size(s.cohort_size, last.state.x, forms) == 1
+    assert clients_at_once("cpu", s.cohort_size, last.state.x, forms) == 1
 
 
 def turned(params, batch):
@@ -185,7 +185,6 @@ def test_only_exact_layers_are_taken():
     ("name", "change"),
     [
         ("fedavg", {"client_opt": "sgd(momentum=0.9)"}),
-        ("fedavg", {"local_steps": 40, "client_batch": 1}),  # 12 inputs a client, a layer of 4
         ("example-transfer", {}),
         ("oracle", {}),
         ("fedavg", {"first_layer": "plain"}),
@@ -196,6 +195,13 @@ def test_it_is_left_where_it_is_not_exact_or_does_not_pay(name, change):
     s = settings(**change)
     p = problem()
     assert not Simulator(p, ALGORITHMS[name].build(p, s), s).forms.low_rank
+
+
+def test_large_clients_do_not_keep_small_ones_from_it():
+    p, s = problem(), settings(local_steps=40, client_batch=1)
+    forms = Simulator(p, ALGORITHMS["fedavg"].build(p, s), s).forms
+    assert not forms.of["federated"]  # up to 12 inputs a client, a layer of 4
+    assert all(n.steps <= 8 for n, used in forms.smaller["federated"].items() if used)
 
 
 def test_it_is_taken_by_itself_where_it_pays():

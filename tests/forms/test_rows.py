@@ -101,10 +101,11 @@ def test_bytes_are_those_of_the_rows(algorithm):
     sim, _, _ = trained(algorithm)
     for t in (0, 3):
         held = []
-        (feed,) = next(simulator(algorithm, tables="dense").feeder.pieces(sim.at(t), t)).clients
-        for seen, following in zip(feed.batches.data["seen"], feed.batches.data["next"],
-                                   strict=True):  # fmt: skip
-            held.append(len({*following.ravel(), *seen.ravel()}))
+        (feeds,) = next(simulator(algorithm, tables="dense").feeder.pieces(sim.at(t), t)).clients
+        for columns, mask, _ in (feed.batches for feed in feeds):
+            for seen, following in zip(*(columns[c][mask.any((1, 2))] for c in ("seen", "next")),
+                                       strict=True):  # fmt: skip
+                held.append(len({*following.ravel(), *seen.ravel()}))
         floats = np.mean(held) * (DIM + 1) + DIM * DIM
         copies = 2 if algorithm in ("1wgt", "2wgt") else 1  # the augmenting gradient's rows too
         down, up = sim.round_bytes(t)

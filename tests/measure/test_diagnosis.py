@@ -104,10 +104,10 @@ def test_the_sampled_metrics_are_those_of_the_rounds_own_batches(noisy, more):
     measure = Gradients(problem, s)
     found = measure.dissimilarity(x, t)
     # One gradient per client and per central term, no more.
-    assert measure.simulator.feeder.steps == [1]
+    assert [shapes[-1].steps for shapes in measure.simulator.feeder.shapes] == [1]
     assert [d and d.steps for d in measure.algorithm.feed.draw] == [None, 1]
     pieces = list(measure.simulator.feeder.pieces(measure.algorithm, t))
-    batches = np.concatenate([p.clients[0].batches.data["a"] for p in pieces])[:20, 0]
+    batches = np.concatenate([p.clients[0][0].batches.data["a"] for p in pieces])[:20, 0]
     drawn = np.asarray(pieces[0].drawn[1].data["a"]).reshape(-1, D)
     drawn = drawn[np.asarray(pieces[0].drawn[1].mask).reshape(-1) > 0]
     assert batches.shape == (20, 5, D)

@@ -67,7 +67,7 @@ def test_the_form_is_exact_and_reads_less(algorithm, monkeypatch):
     np.testing.assert_array_equal(x, expected)
     piece = next(simulator.feeder.pieces(simulator.at(0), 0))
     assert "note" in problem.populations[0].examples.columns
-    assert set(piece.clients[0].batches.data) == {"x", "y"}
+    assert set(piece.clients[0][0].batches.data) == {"x", "y"}
 
 
 def test_the_step_rounds_in_the_simulator(monkeypatch):

@@ -370,7 +370,7 @@ def test_trials_of_all_algorithms_have_the_same_cohorts_and_batches():
              for p in plans}  # fmt: skip
     assert set(map(tuple, seeds.values())) == {(0, 1, 2)}
     fed = [
-        [(piece.clients[0].batches.mask, piece.clients[0].batches.data["x"])
+        [(piece.clients[0][0].batches.mask, piece.clients[0][0].batches.data["x"])
          for piece in s.feeder.pieces(s.at(7), 7)]
         for s in (p.simulator() for p in plans)
     ]  # fmt: skip

@@ -1,5 +1,7 @@
 """Small problems for the tests, and the bridge from the simulator's data to the reference."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -101,7 +103,7 @@ def reference_round(feeder: Feeder, algorithm, t: int, s: mixfl.Settings) -> ref
     drawn = None
     for piece in feeder.pieces(algorithm, t):
         drawn = piece.drawn if drawn is None else drawn
-        for j, feed in enumerate(piece.clients):
+        for j, feed in [(j, feed) for j, feeds in enumerate(piece.clients) for feed in feeds]:
             for i in range(len(feed.batches.mask)):
                 mask = feed.batches.mask[i] > 0
                 steps = np.flatnonzero(mask.any(axis=1))
@@ -119,6 +121,19 @@ def reference_round(feeder: Feeder, algorithm, t: int, s: mixfl.Settings) -> ref
     ]  # fmt: skip
     steps = max([len(b.mask) for b in drawn if b is not None], default=1)
     return reference.Round(clients, server, shares, steps)
+
+
+def reference_models(name: str, simulator, rounds: int) -> tuple[np.ndarray, np.ndarray]:
+    """The reference's models after each round, and the model before the first, on what the
+    simulator is fed. Pretraining takes half of the rounds; optimizers are SGD."""
+    s, x0 = simulator.s, flat(simulator.init().x).astype(float)
+    fed = [reference_round(simulator.feeder, simulator.at(t), t, s) for t in range(rounds)]
+    fields = {f.name for f in dataclasses.fields(reference.Settings)} - {"pretrain_rounds"}
+    given = {k: getattr(s, k) for k in fields if getattr(s, k) != "auto"}
+    given["pretrain_rounds"] = rounds // 2
+    terms = reference_terms(simulator.problem)
+    models = reference.train(name, terms, x0, reference.Settings(**given), fed)
+    return np.array(models), x0
 
 
 def flat(params) -> np.ndarray:

@@ -16,9 +16,10 @@ from mixfl.algorithms.contract import Batches, ClientFeed, uses_own_loss_only
 from mixfl.deploy.flower import messages
 from mixfl.deploy.flower.config import chosen
 from mixfl.deploy.flower.simulated import load, number, population
-from mixfl.engine.auto import choose_forms, client_batches
+from mixfl.engine.auto import choose_forms
 from mixfl.engine.cohort import client_keys, cohort_rows
 from mixfl.engine.preflight import attempt, check_loss, check_rows
+from mixfl.engine.sizes import largest_shape
 from mixfl.errors import MixflError
 from mixfl.forms.base import alone
 from mixfl.forms.rows import RowForm, renumber
@@ -81,7 +82,7 @@ class Client:
     def feed(self, round: int) -> ClientFeed:
         """Its batches of a round, in the order in which the simulator would read them."""
         s, n, own = self.s, len(self.term.examples), np.array([self.number], np.uint64)
-        steps, batch = client_batches(self.term, s)
+        steps, batch = largest_shape(self.term, s)
         rows, mask = cohort_rows(s.seed, round, self.population, own, [0], [n], steps, batch)
         data = {c: a[rows[0]] for c, a in self.columns.items()}
         key = client_keys(s.seed, round, self.population, own)[0]

@@ -1,0 +1,33 @@
+"""The loops of a round: over clients, steps and chunks.
+
+They have a name, by which an engine finds them in a traced round, among the loops of users' losses.
+"""
+
+import jax
+import jax.numpy as jnp
+
+LOOP = "mixfl_loop"
+
+
+def scan(step, carry, xs):
+    """jax.lax.scan"""
+    with jax.named_scope(LOOP):
+        return jax.lax.scan(step, carry, xs)
+
+
+def scan_first(n, step, carry, xs, idle=None):
+    """`scan` over only the first n of xs, at the cost of n: it ends where padding begins. The
+    outputs of the others are `idle`. (n may be traced, so reverse-mode differentiation can't go
+    through this loop.)"""
+    count = len(jax.tree.leaves(xs)[0])
+    outputs = jax.tree.map(lambda a: jnp.broadcast_to(a, (count, *a.shape)), idle)
+
+    def one(i, carried):
+        carry, outputs = carried
+        x = jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, i, keepdims=False), xs)
+        carry, output = step(carry, x)
+        put = lambda all, a: jax.lax.dynamic_update_index_in_dim(all, a, i, 0)  # noqa: E731
+        return carry, jax.tree.map(put, outputs, output)
+
+    with jax.named_scope(LOOP):
+        return jax.lax.fori_loop(0, n, one, (carry, outputs))
