@@ -1,9 +1,9 @@
 """Runs a traced function with its own loops on the host: what is between them is compiled.
 
 A few operators are much slower inside a compiled loop than outside of one. For them, a round's
-loops over clients and steps (algorithms/loops.py) are better run by Python, which starts one compiled
-piece after the other. The pieces have the same operations, so the results are the same up to
-rounding. Loops inside a user's loss stay compiled.
+loops over clients and steps (algorithms/loops.py) are better run by Python, which starts one
+compiled piece after the other. The pieces have the same operations, so the results are the same up
+to rounding. Loops inside a user's loss stay compiled.
 """
 
 from collections.abc import Callable, Sequence
@@ -119,11 +119,23 @@ def _while(eqn) -> Callable[[Sequence], list]:
     test, body = jax.jit(jaxpr_as_fun(p["cond_jaxpr"])), Pieces(p["body_jaxpr"])
     of_test, consts = p["cond_nconsts"], p["cond_nconsts"] + p["body_nconsts"]
 
+    @jax.jit
+    def where(active, new, old):
+        """Of several loops at once (vmap), those that have ended stay as they are."""
+
+        def one(new, old):
+            return jnp.where(active.reshape(active.shape + (1,) * (new.ndim - 1)), new, old)
+
+        return [one(*pair) for pair in zip(new, old, strict=True)]
+
     def run(given):
         carry = list(given[consts:])
-        while bool(test(*given[:of_test], *carry)[0]):
-            carry = body([*given[of_test:consts], *carry])
-        return carry
+        while True:
+            (active,) = test(*given[:of_test], *carry)
+            if not active.any():
+                return carry
+            new = body([*given[of_test:consts], *carry])
+            carry = where(active, new, carry) if active.ndim else new
 
     return run
 
