@@ -252,9 +252,7 @@ class Recipe:
         """Replaces each `auto` that the algorithm and the problem determine. Engines replace those
         that depend on the machine (engine/auto.py)."""
         # A rate may be a tracer, which can't be compared.
-        open_keys = [
-            k for k in AUTO if k in self.uses and isinstance(getattr(s, k), str | None)
-        ]
+        open_keys = [k for k in AUTO if k in self.uses and isinstance(getattr(s, k), str | None)]
         values = {k: {**AUTO, **self.auto}[k](problem, s) for k in open_keys}
         if "central_batch" in values:  # one number, unless the terms have too few examples for it
             usual = values.pop("central_batch")
