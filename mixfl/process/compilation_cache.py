@@ -11,8 +11,8 @@ import functools
 import glob
 import os
 import re
-import warnings
 import threading
+import warnings
 from pathlib import Path
 
 MOST_BYTES = 512 << 20  # in our own folder; the demo's programs take 1 MB
