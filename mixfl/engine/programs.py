@@ -39,12 +39,14 @@ def shared_round(new: Round) -> Round:
 
 
 def _value(program: Round, name: str) -> Any:
+    assert program.origin is not None  # only such programs are kept
     return getattr(program.origin.settings, name)
 
 
 def _key(new: Round) -> Hashable:
     """All that a program depends on, except what it takes as arguments and what it notes."""
     origin, problem = new.origin, new.problem
+    assert origin is not None
     settings = [_fixed(s) for s in (origin.settings, new.settings)]
     optimizers = [v for v in settings[0] if callable(v)]
     losses = [original(term.loss) for term in problem.terms]

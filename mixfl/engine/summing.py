@@ -105,8 +105,8 @@ class Population:
                 again = jax.lax.pmax(again.astype(jnp.int32), self.axis) > 0
             return Pass(jnp.bool(True), settled, sums, rejected, reports, again)
 
-        zero = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
-        first = Pass(jnp.bool(False), told, *zero, jnp.bool(True))
+        sums, rejected, reports = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
+        first = Pass(jnp.bool(False), told, sums, rejected, reports, jnp.bool(True))
         last = jax.lax.while_loop(lambda p: p.again, one, first)
         sums = chain.decode(last.told, last.sums)
         counts = chain.counted(last.told, last.reports)
