@@ -46,7 +46,9 @@ def split(
         if threshold is None:
             cohort = measure.simulator.feeder.pieces(measure.algorithm, t)
             feeds = [feed for p in cohort for feed in p.clients[population]]
-            values = [column_mean(feed.batches, column) for feed in feeds]
+            real = [feed.batches.mask.any((1, 2)) for feed in feeds]  # others are empty places
+            means = [np.asarray(column_mean(feed.batches, column)) for feed in feeds]
+            values = [mean[there] for mean, there in zip(means, real, strict=True)]
             threshold = float(np.median(np.concatenate(values)))
         terms = measure.at(x, t, threshold=threshold).terms
         figures = terms[j]

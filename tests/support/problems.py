@@ -107,6 +107,8 @@ def reference_round(feeder: Feeder, algorithm, t: int, s: mixfl.Settings) -> ref
             for i in range(len(feed.batches.mask)):
                 mask = feed.batches.mask[i] > 0
                 steps = np.flatnonzero(mask.any(axis=1))
+                if not len(steps):  # a place without a client
+                    continue
                 pick = lambda k, data=feed.batches.data, i=i, mask=mask: {  # noqa: E731
                     name: a[i, k][mask[k]] for name, a in data.items()
                 }
