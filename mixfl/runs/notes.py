@@ -14,6 +14,8 @@ def start_notes(engine: Engine, not_finite: Iterable[str]) -> Iterator[str]:
                 f"dropped; {len(term.clients)} remain"
             )
     yield from engine.notes()
+    losses = (term.loss for term in engine.problem.terms)
+    yield from dict.fromkeys(note for loss in losses for note in getattr(loss, "notes", ()))
     names = ", ".join(sorted(not_finite))
     if names:
         yield (
