@@ -49,7 +49,7 @@ PYTEST := $(BIN)/python -m pytest -q
 WORKERS ?= 2
 PARALLEL = -n $(WORKERS) --dist worksteal
 OPTIMIZED := MIXFL_TESTS_OPTIMIZED=1
-NUMBERS := $(addprefix tests/,algorithms aggregation engine forms measure tasks theory)
+NUMBERS := $(addprefix tests/,algorithms aggregation engine forms measure pytorch tasks theory)
 
 test: .venv/complete
 	$(PYTEST) $(PARALLEL) -m 'not slow and not flower and not system and not numbers'

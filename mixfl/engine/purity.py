@@ -72,7 +72,7 @@ def _parameter(value) -> Iterator:
 
 
 def _number(value):
-    a = np.asarray(value) if not jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key) else (
-        np.asarray(jax.random.key_data(value))
-    )
+    if isinstance(value, jax.Array) and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
+        value = jax.random.key_data(value)
+    a = np.asarray(value)
     return a.shape, str(a.dtype), a.tobytes()

@@ -75,12 +75,18 @@ def environment() -> Any:
                 return _pytree.tree_map_only(torch.Tensor, array, tensors)
 
             def dispatch(self, func, types, args, kwargs):
+                if func is torch.Tensor.__getitem__ and not isinstance(args[0], Tensor | View):
+                    args = self.indexed(*args)
                 try:
                     return super().dispatch(func, types, args, kwargs)
                 except Exception as error:
                     if not hasattr(error, "operator"):  # the innermost one
                         error.operator = func  # type: ignore[attr-defined]
                     raise
+
+            def indexed(self, t, index):
+                own = any(isinstance(i, Tensor | View) for i in _pytree.tree_leaves(index))
+                return (Tensor(constant(t), self) if own else t), index
 
         return WithConstants()
 

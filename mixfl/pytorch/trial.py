@@ -20,6 +20,11 @@ DEPENDS = (
     "what it returns depends on the data in a way that is not known when the program is compiled "
     "(.item(), an `if` on a tensor, x[mask])"
 )
+QUICK = {  # to compile: this program runs once
+    "xla_backend_optimization_level": 0,
+    "xla_cpu_use_fusion_emitters": False,
+    "xla_cpu_parallel_codegen_split_count": 1,
+}
 UNKNOWN_WHEN_COMPILED = (
     jax.errors.ConcretizationTypeError, jax.errors.NonConcreteBooleanIndexError,
 )  # fmt: skip
@@ -132,7 +137,8 @@ def _compared(loss, params, weights, batch, expected) -> Verdict:
             losses, back = jax.vjp(lambda p: function(p, frozen, *batch), params)
             return losses, back(jnp.asarray(weights))[0]
 
-        found = jax.jit(both)(params, frozen, *batch)
+        options = QUICK if jax.default_backend() == "cpu" else None
+        found = jax.jit(both, compiler_options=options)(params, frozen, *batch)
     except Exception as error:
         return failed(error)
     slopes = ([g[n] for n in params] for g in (found[1], expected[1]))
