@@ -161,7 +161,7 @@ def test_compare_and_diagnose(tmp_path, monkeypatch):
     for name, said in (("first", False), ("second", True)):
         given = [f"--set={k}={v}" for k, v in SETTINGS.items()]
         compared = CliRunner().invoke(
-            cli, ["compare", f"p.py:{name}", "--algorithms", "pt,2wgt", "--out", name, *given]
+            cli, ["compare", f"p.py:{name}", "--algorithms", "2wgt", "--out", name, *given]
         )
         assert compared.exit_code == 0, compared.output
         diagnosed = CliRunner().invoke(cli, ["diagnose", f"p.py:{name}", "--budget", "1", *given])
