@@ -52,4 +52,5 @@ if __name__ == "__main__":
     print(f"2wgt: accuracy {result.metrics[-1]['eval/accuracy']:.3f}")
     module = Classifier()
     module.load_state_dict(model.state_dict(result.params))
-    print(f"points of kinds {kinds[:9].tolist()} are taken for {module(inputs[:9]).argmax(1).tolist()}")
+    found = module(inputs[:9]).argmax(1)
+    print(f"points of kinds {kinds[:9].tolist()} are taken for {found.tolist()}")

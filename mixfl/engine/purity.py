@@ -15,8 +15,8 @@ from mixfl.errors import MixflError
 
 CALLS = ("pure_callback", "io_callback")
 ADVICE = (
-    "is not pure: the same inputs give another loss. Random numbers, counters and other things that "
-    "change must be columns of the data; leave dropout out"
+    "is not pure: the same inputs give another loss. Random numbers, counters and other things "
+    "that change must be columns of the data; leave dropout out"
 )
 
 
@@ -31,8 +31,8 @@ def check_pure(name: str, loss: Callable, shapes: tuple, inputs: Callable[[], tu
     same = content == list(_content(second))
     if same and any(piece in CALLS for piece in content):
         args = inputs()
-        values = [np.asarray(loss(*args)) for _ in range(2)]
-        same = np.array_equal(*values, equal_nan=True)
+        once, again = (np.asarray(loss(*args)) for _ in range(2))
+        same = np.array_equal(once, again, equal_nan=True)
     if not same:
         raise ImpureLoss(f"{name} {ADVICE}.")
 

@@ -10,7 +10,7 @@ from mixfl.pytorch.torchax_bridge import constant, lowering
 
 
 def compiled(model, function: Callable) -> Callable:
-    """A function of the trained parameters, of the other tensors of the module, and of the batch."""
+    """A function of the trained parameters, the module's other tensors, and the batch."""
 
     def loss(params, frozen, *batch):
         call = _Call(model.of_thread("compiled"), function)

@@ -1,8 +1,8 @@
 """torchax 0.0.13 with PyTorch 2.13: imported when it is first needed, without other effects.
 
-Two things are bridged here. PyTorch 2.13 has no operators for named dimensions any more, and torchax
-mentions them when it is imported: it gets placeholders. And the import changes settings of the
-process, which are put back. (What stays is that PyTorch's private device is called `jax`.)
+Two things are bridged here. PyTorch 2.13 has no operators for named dimensions any more, and
+torchax mentions them when it is imported: it gets placeholders. And the import changes settings of
+the process, which are put back. (What stays is that PyTorch's private device is called `jax`.)
 """
 
 import contextlib

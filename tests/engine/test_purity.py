@@ -51,7 +51,10 @@ def test_an_impure_regularizer_is_refused():
     broken = mixfl.Central(lambda params: params["b"] ** 2 * rng.normal(), name="noise")
     with pytest.raises(MixflError, match="'noise' is not pure"):
         mixfl.train(
-            mixfl.Problem(init, [*problem("two terms").terms, broken]), "pt", rounds=1, cohort_size=2
+            mixfl.Problem(init, [*problem("two terms").terms, broken]),
+            "pt",
+            rounds=1,
+            cohort_size=2,
         )
 
 

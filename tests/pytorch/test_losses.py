@@ -1,4 +1,4 @@
-"""Losses in PyTorch are, as JAX functions, what PyTorch computes: compiled by torchax, and called."""
+"""Losses in PyTorch are, as JAX functions, what PyTorch computes: compiled, and called."""
 
 import functools
 
@@ -14,9 +14,7 @@ from mixfl import pytorch
 from mixfl.pytorch import tensor
 
 MORE = ("lstm", "attention", "gpt2, untied", "llama", "gpt2 with lora")
-NAMES = [
-    pytest.param(name, marks=pytest.mark.numbers) if name in MORE else name for name in CASES
-]
+NAMES = [pytest.param(name, marks=pytest.mark.numbers) if name in MORE else name for name in CASES]
 
 
 @functools.cache
@@ -153,12 +151,13 @@ def test_second_derivatives(compiled):
     if not compiled:
         expected, found = expected, jax.jit(jax.grad(lambda x: slope(x, loss.in_pytorch())))(params)
     else:  # the difference of two gradients
+
         def gradient(x):
             return jax.grad(lambda x: (loss(x, batch) ** 2).sum())(x)
 
         step = 1e-3
-        ends = [jax.tree.map(lambda a, v: a + s * step * v, params, along) for s in (-1, 1)]
-        low, high = map(gradient, ends)
+        low = gradient(jax.tree.map(lambda a, v: a - step * v, params, along))
+        high = gradient(jax.tree.map(lambda a, v: a + step * v, params, along))
         found = jax.tree.map(lambda b, a: (b - a) / (2 * step), high, low)
     largest = max(np.abs(g).max() for g in expected.values())
     assert largest > 1e-2

@@ -117,7 +117,9 @@ def test_an_impure_loss_is_refused(kind):
         mixfl.train(broken, "2wgt", **FEW)
     assert said in str(refused.value)
     assert "term 'federated'" in str(refused.value)
-    (finding,) = (f for f in check_problem(broken, Settings(**FEW)) if not f.good and "fed" in f.what)
+    (finding,) = (
+        f for f in check_problem(broken, Settings(**FEW)) if not f.good and "fed" in f.what
+    )
     assert finding.what == "'federated': the same inputs give the same loss"
     assert said in finding.detail
     for advised in (lambda: make().eval(), lambda: pytorch.with_group_norm(make()).eval()):
@@ -143,7 +145,9 @@ def test_batch_norms_become_group_norms():
     assert (made[1].num_groups, made[2][0].num_groups) == (6, 1)
     assert made[1].weight is norm.weight
     x = torch.randn(2, 48, 4, 4)
-    torch.testing.assert_close(made[1](x)[1:], made[1](x[1:]))  # no matter what else is in the batch
+    torch.testing.assert_close(
+        made[1](x)[1:], made[1](x[1:])
+    )  # no matter what else is in the batch
     with pytest.raises(MixflError, match="leaves nothing"):
         pytorch.with_group_norm(nn.BatchNorm1d(1))
 
@@ -171,7 +175,10 @@ def frozen():
         (loss_of(lambda net, b: classify(net, b).mean()), r"shape \(\) for a batch of 3 examples"),
         (loss_of(lambda net, b: classify(net, b).detach()), "does not depend on any parameter"),
         (loss_of(lambda net, b: classify(net, b).sum().item()), "returned a float"),
-        (loss_of(lambda net, b: classify(net, b["z"])), r"the loss of term 'federated' failed: Key"),
+        (
+            loss_of(lambda net, b: classify(net, b["z"])),
+            r"the loss of term 'federated' failed: Key",
+        ),
     ],
 )
 def test_mistakes_are_named(wrong, said):

@@ -139,9 +139,7 @@ def test_first_layers_are_low_rank():
     assert_same(results[1], results[2], 1e-5)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param("mlp", marks=pytest.mark.numbers), "control flow"]
-)
+@pytest.mark.parametrize("name", [pytest.param("mlp", marks=pytest.mark.numbers), "control flow"])
 def test_the_check_says_what_is_not_compiled(name):
     lines, good = check(problem(model(name), CASES[name]), mixfl.Settings(**SETTINGS))
     assert good, lines

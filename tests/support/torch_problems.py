@@ -82,7 +82,9 @@ def llama():
 
 
 def bert():
-    config = BertConfig(vocab_size=TOKENS, max_position_embeddings=LENGTH, num_labels=CLASSES, **WIDTHS)
+    config = BertConfig(
+        vocab_size=TOKENS, max_position_embeddings=LENGTH, num_labels=CLASSES, **WIDTHS
+    )
     return BertForSequenceClassification(config).eval()
 
 
