@@ -14,11 +14,11 @@ BIN := .venv/bin
 		--constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-# What the tests need beyond that: Flower and PyTorch, which are large.
+# What the tests need beyond that: Flower, PyTorch and Hugging Face's models, which are large.
 .venv/complete: .venv/ready
-	@echo "Installing Flower and PyTorch for the tests (minutes, once)"
+	@echo "Installing Flower, PyTorch and transformers for the tests (minutes, once)"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-		--constraint constraints.txt --editable '.[dev,flower,torch]'
+		--constraint constraints.txt --editable '.[dev,flower,huggingface]'
 	touch $@
 
 demo: .venv/ready
@@ -49,7 +49,7 @@ PYTEST := $(BIN)/python -m pytest -q
 WORKERS ?= 2
 PARALLEL = -n $(WORKERS) --dist worksteal
 OPTIMIZED := MIXFL_TESTS_OPTIMIZED=1
-NUMBERS := $(addprefix tests/,algorithms aggregation engine forms measure tasks theory)
+NUMBERS := $(addprefix tests/,algorithms aggregation engine forms measure pytorch tasks theory)
 
 test: .venv/complete
 	$(PYTEST) $(PARALLEL) -m 'not slow and not flower and not system and not numbers'

@@ -64,6 +64,7 @@ class Federated:
     def __post_init__(self):
         _check_term(self)
         _check_rows(self)
+        _tell_loss(self)
         if isinstance(self.clients, AtNodes):
             return
         if not isinstance(self.clients, ClientData):
@@ -103,6 +104,7 @@ class Central:
 
     def __post_init__(self):
         _check_term(self)
+        _tell_loss(self)
         load = self.data
         data = functools.cache(lambda: _examples(load())) if callable(load) else _examples(load)
         object.__setattr__(self, "data", data)
@@ -212,6 +214,13 @@ def _check_rows(term: Federated) -> None:
             f"rows = {term.rows!r}: expected a dict from a table's name to the columns that name "
             "its rows, such as {'movies': ('context', 'movie')}."
         )
+
+
+def _tell_loss(term: Term) -> None:
+    """Some losses (mixfl.pytorch) are tried on the term's examples before they are used."""
+    of_term = getattr(term.loss, "of_term", None)
+    if of_term is not None:
+        object.__setattr__(term, "loss", of_term(term))
 
 
 def _check_term(term: Term) -> None:

@@ -40,8 +40,9 @@ def client_update(
 ) -> Upload:
     """What steps.client_update does, with the module's own optimizer and no padding."""
     loss: Loss = term.loss  # type: ignore[assignment]
-    module, mask = loss.model.module(broadcast.x), np.asarray(feed.batches.mask) > 0
-    named = dict(module.named_parameters())
+    module = loss.model.fill(loss.model.of_thread("client"), broadcast.x)
+    mask = np.asarray(feed.batches.mask) > 0
+    named = {n: p for n, p in module.named_parameters() if n in broadcast.x}
     aug = None if broadcast.aug is None else {n: tensor(a) for n, a in broadcast.aug.items()}
     opt = optimizer(s)(named.values())  # type: ignore[misc]
     before = {name: p.detach().clone() for name, p in named.items()}

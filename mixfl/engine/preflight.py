@@ -1,11 +1,15 @@
 """Checks a problem before anything is computed or written. A mistake in it then gets a sentence,
 not a traceback from inside a compiled round."""
 
+import functools
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from mixfl.algorithms.contract import Broadcast
+from mixfl.engine.purity import check_pure
 from mixfl.engine.simulator import check_params
 from mixfl.errors import MixflError
 from mixfl.forms.rows import renumber, restrict, tables
@@ -25,8 +29,10 @@ def preflight(problem: Problem, s: Settings, row_sparse: bool = False) -> None:
         if isinstance(term, Federated) and not term.here:
             continue  # its nodes check it
         check_loss(term, x)
+        initial = functools.partial(problem.init, jax.random.key(s.seed))
+        check_purity(term, x, initial)
         if row_sparse and isinstance(term, Federated) and term.rows:
-            check_rows(term, problem.init(jax.random.key(s.seed)))
+            check_rows(term, initial())
     for key, lr in (
         ("client_opt", s.client_lr), ("server_opt", s.server_lr), ("central_opt", s.eta_c),
         ("merge_opt", 1.0),
@@ -46,14 +52,13 @@ def preflight(problem: Problem, s: Settings, row_sparse: bool = False) -> None:
 
 def check_loss(term: Term, x) -> None:
     """One floating-point loss per example, or one number for a regularizer."""
-    name = f"the loss of term '{term.name}'"
-    if term.examples is None:
+    name, batch = _name(term), _few(term)
+    if not batch:
         value = attempt(name, lambda: jax.eval_shape(term.loss, x))
         if getattr(value, "shape", None) != ():
             raise MixflError(f"{name} must return one number (it has no data), got {value}.")
         return
-    rows = term.examples.take(np.arange(BATCH) % len(term.examples))
-    losses = attempt(name, lambda: jax.eval_shape(term.loss, x, rows))
+    losses = attempt(name, lambda: jax.eval_shape(term.loss, x, *batch))
     if getattr(losses, "shape", None) != (BATCH,):
         raise MixflError(
             f"{name} returned {_shape(losses)} for a batch of {BATCH} examples: it must return one "
@@ -61,6 +66,25 @@ def check_loss(term: Term, x) -> None:
         )
     if not jnp.issubdtype(losses.dtype, jnp.floating):
         raise MixflError(f"{name} returned {losses.dtype}: it must return floating-point numbers.")
+
+
+def check_purity(term: Term, x, initial: Callable) -> None:
+    """The same inputs give the same loss. `initial()` returns parameters of the shapes x."""
+    batch = _few(term)
+    attempt(
+        _name(term),
+        lambda: check_pure(_name(term), term.loss, (x, *batch), lambda: (initial(), *batch)),
+    )
+
+
+def _name(term: Term) -> str:
+    return f"the loss of term '{term.name}'"
+
+
+def _few(term: Term) -> tuple:
+    """A few examples; nothing for a loss without data."""
+    examples = term.examples
+    return () if examples is None else (examples.take(np.arange(BATCH) % len(examples)),)
 
 
 def check_rows(term: Federated, x) -> None:

@@ -17,7 +17,8 @@ from mixfl.algorithms import ALGORITHMS
 from mixfl.algorithms.contract import Batches, Broadcast, ClientFeed
 from mixfl.algorithms.steps import client_update, gradient
 from mixfl.engine import Simulator
-from mixfl.engine.preflight import attempt, check_loss, check_rows
+from mixfl.engine.preflight import attempt, check_loss, check_purity, check_rows
+from mixfl.engine.purity import ImpureLoss
 from mixfl.engine.simulator import check_params
 from mixfl.errors import MixflError
 from mixfl.problem import Central, Problem, Term
@@ -26,6 +27,11 @@ from mixfl.settings import Settings
 TOLERANCE = 1e-3  # of the step's length, in float32
 COHORT = 20
 BATCH = 8
+STATISTICS = (
+    "the loss uses batch statistics (batch norm, in-batch negatives, a mean over the batch): use a "
+    "norm without them, such as layer or group norm (mixfl.pytorch.with_group_norm converts a "
+    "PyTorch module)"
+)
 
 
 class Finding(NamedTuple):
@@ -79,12 +85,17 @@ def check_term(term: Term, x, near, s: Settings) -> Iterator[Finding]:
     """What a term's loss must satisfy; a mistake is reported before others that it causes."""
     name = f"'{term.name}'"
     what = f"{name}: one loss per example" if term.examples else f"{name}: one number"
+    pure = f"{name}: the same inputs give the same loss"
     try:
         check_loss(term, x)
+        check_purity(term, x, lambda: x)
+    except ImpureLoss as error:
+        yield Finding(False, pure, str(error))
+        return
     except MixflError as error:
         yield Finding(False, what, str(error))
         return
-    yield Finding(True, what, "")
+    yield Finding(True, what, ". ".join(getattr(term.loss, "notes", ())))
     if term.examples is None:
         batch = Batches(None, jnp.ones(1))
         loss, g = attempt(f"the loss of term {name}", lambda: gradient(term, x, batch))
@@ -104,19 +115,13 @@ def check_term(term: Term, x, near, s: Settings) -> Iterator[Finding]:
 
     x = near
     together = np.asarray(term.loss(x, data))
-    alone = np.array(
-        [term.loss(x, {k: a[i : i + 1] for k, a in data.items()})[0] for i in range(n)]
-    )
-    off = np.abs(together - alone).max() / (np.abs(alone).max() + 1e-12)
-    yield Finding(
-        bool(off < TOLERANCE), f"{name}: an example's loss does not depend on its batch",
-        _deviation(off) if off < TOLERANCE else
-        f"{_deviation(off)}: the loss uses batch statistics (batch norm, in-batch negatives, a "
-        "mean over the batch): use a norm without them, such as layer or group norm",
-    )  # fmt: skip
+    finding = _by_itself(term, x, data, together)
+    yield finding
+    if not finding.good:
+        return
     again = np.asarray(term.loss(x, data))
     yield Finding(
-        bool((again == together).all()), f"{name}: the same inputs give the same loss",
+        bool((again == together).all()), pure,
         "" if (again == together).all() else "the loss draws random numbers: it must be pure",
     )  # fmt: skip
     if isinstance(term, Central):
@@ -141,6 +146,20 @@ def _finite(name: str, loss, g) -> Finding:
         bad.insert(0, "the loss itself")
     detail = f"not finite: {', '.join(bad)} (a square root, log or division at 0?)" if bad else ""
     return Finding(not bad, f"{name}: loss and gradient are finite", detail)
+
+
+def _by_itself(term, x, data, together) -> Finding:
+    """An example's loss is the same alone and in a batch."""
+    what = f"'{term.name}': an example's loss does not depend on its batch"
+    ones = [{k: a[i : i + 1] for k, a in data.items()} for i in range(len(together))]
+    name = f"the loss of term '{term.name}' of one example"
+    try:
+        alone = attempt(name, lambda: np.array([np.asarray(term.loss(x, one))[0] for one in ones]))
+    except MixflError as error:
+        return Finding(False, what, f"{str(error).rstrip('.')}. {STATISTICS}")
+    off = np.abs(together - alone).max() / (np.abs(alone).max() + 1e-12)
+    good = bool(off < TOLERANCE)
+    return Finding(good, what, _deviation(off) + ("" if good else f": {STATISTICS}"))
 
 
 def _padding(term, x, s, data, n) -> Finding:

@@ -15,6 +15,7 @@ from mixfl.measure.diagnosis import PLAIN, diagnose
 from mixfl.report.page.render import render
 from mixfl.report.style import NAMES
 from mixfl.runs.folder import write_whole
+from mixfl.runs.notes import loss_notes
 from mixfl.runs.plan import plan
 from mixfl.theory import bounds
 from mixfl.theory.intervals import Interval
@@ -115,7 +116,7 @@ class Verdict:
         lines = [self.headline()]
         for title, content in self.sections():
             lines += ["", title, *("  " + line for line in content)]
-        return lines
+        return lines + [f"\nNote: {note}" for note in loss_notes(self.problem)]
 
     def changes(self) -> list[str]:
         d = self.diagnosis

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator
 
 from mixfl.engine.base import Engine
+from mixfl.problem import Problem
 
 
 def start_notes(engine: Engine, not_finite: Iterable[str]) -> Iterator[str]:
@@ -14,9 +15,16 @@ def start_notes(engine: Engine, not_finite: Iterable[str]) -> Iterator[str]:
                 f"dropped; {len(term.clients)} remain"
             )
     yield from engine.notes()
+    yield from loss_notes(engine.problem)
     names = ", ".join(sorted(not_finite))
     if names:
         yield (
             f"{names} of the initial model is not finite, and is written as null: look at the "
             "evaluation's data and function"
         )
+
+
+def loss_notes(problem: Problem) -> Iterator[str]:
+    """What losses found out when they were tried (mixfl.pytorch)."""
+    for term in problem.terms:
+        yield from getattr(term.loss, "notes", ())

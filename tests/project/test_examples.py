@@ -16,8 +16,9 @@ from mixfl.tasks import find
 
 FOLDER = Path(__file__).parents[2] / "examples"
 sys.path.insert(0, str(FOLDER))
-plain, flax_module, equinox_module = map(
-    importlib.import_module, ("plain", "flax_module", "equinox_module")
+plain, flax_module, equinox_module, pytorch_module, huggingface_lora = map(
+    importlib.import_module,
+    ("plain", "flax_module", "equinox_module", "pytorch_module", "huggingface_lora"),
 )
 MIXED = ("pt", "1wgt", "2wgt")
 # More than four steps are compiled as a loop, which takes less time than written out.
@@ -38,11 +39,25 @@ def equinox_params(params):
     )
 
 
+def pytorch_params(params):
+    """Plain params as PyTorch names them, matrices transposed."""
+    return {
+        f"{name}.{own}": a for name, layer in params.items()
+        for own, a in (("weight", layer["w"].T), ("bias", layer["b"]))
+    }  # fmt: skip
+
+
+def pytorch_logits(params, x):
+    module = pytorch_module.model.module(params)
+    return module(pytorch_module.torch.tensor(x, dtype=pytorch_module.torch.float32)).detach()
+
+
 # The example, plain params in its form, and its logits.
 MODELS = {
     "plain": (plain, lambda params: params, plain.logits),
     "flax": (flax_module, flax_params, lambda p, x: flax_module.merged(p)(x)),
     "equinox": (equinox_module, equinox_params, lambda p, x: equinox_module.combined(p)(x)),
+    "pytorch": (pytorch_module, pytorch_params, pytorch_logits),
 }
 
 
@@ -72,18 +87,18 @@ def test_mixed_learns_what_federated_alone_can_not(kind):
 
 @pytest.mark.parametrize("algorithm", MIXED)
 def test_kinds_of_models_train_alike(algorithm):
-    """One model written in three ways: the same function after training, to rounding."""
+    """One model written in four ways: the same function after training, to rounding."""
     before, after = (
         predictions("plain", params)
         for params in (plain.init(jax.random.key(0)), trained("plain", algorithm).params)
     )
     assert np.abs(after - before).max() > 1
-    for kind in ("flax", "equinox"):
+    for kind in ("flax", "equinox", "pytorch"):
         found = predictions(kind, trained(kind, algorithm).params)
         np.testing.assert_allclose(found, after, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", ["flax", "equinox"])
+@pytest.mark.parametrize("kind", ["flax", "equinox", "pytorch"])
 def test_saved_model_predicts_the_same(kind, tmp_path):
     """The example as it is on the command line, with its own init; saved and read back."""
     problem = find(f"{FOLDER / MODELS[kind][0].__name__}.py:problem").build({}, None)
@@ -94,3 +109,13 @@ def test_saved_model_predicts_the_same(kind, tmp_path):
     assert jax.tree.structure(loaded) == jax.tree.structure(like)
     np.testing.assert_array_equal(predictions(kind, loaded), predictions(kind, result.params))
     assert np.abs(predictions(kind, loaded) - predictions(kind, like)).max() > 1
+
+
+@pytest.mark.system
+def test_adapters_learn_the_datacenters_sequences():
+    """LoRA on a GPT-2: 1 of 3 kinds of sequences is only at the datacenter."""
+    results = {
+        a: mixfl.train(huggingface_lora.problem, a, rounds=20, cohort_size=10).metrics[-1]
+        for a in ("fedavg", "2wgt")
+    }
+    assert results["2wgt"]["eval/loss"] < results["fedavg"]["eval/loss"]

@@ -118,6 +118,31 @@ def test_a_cache_of_the_users_own_is_used(tmp_path, monkeypatch):
     assert not (tmp_path / "unused" / "mixfl").exists()
 
 
+# The same for a loss in PyTorch, which torchax compiles. PyTorch imports sympy when it likes.
+PYTORCH = """
+import sympy, torch
+
+without_torch = taken
+taken = lambda: without_torch() | {
+    "torch": [torch.backends.mha.get_fastpath_enabled(), torch.initial_seed()]
+}
+before = taken()
+import mixfl.pytorch
+
+model = mixfl.pytorch.Model(lambda: torch.nn.Linear(3, 1))
+loss = model.loss(lambda net, batch: net(batch["x"])[:, 0] ** 2)
+clients = mixfl.ClientData.from_arrays({"x": numpy.eye(3, dtype=numpy.float32)}, [0, 1, 1])
+problem = mixfl.Problem(model.init, [mixfl.Federated(loss, clients)])
+assert "torchax" not in sys.modules
+mixfl.train(problem, "fedavg", rounds=1, cohort_size=2)
+assert "torchax" in sys.modules and not problem.terms[0].loss.notes
+"""
+
+
+def test_compiling_pytorch_changes_nothing():
+    assert changes(IMPORT + PYTORCH) == ({}, [])
+
+
 def test_prepare_process_changes_what_it_says(tmp_path, monkeypatch):
     """And the probe would have noticed."""
     prepare = IMPORT + "mixfl.prepare_process(devices=3)\nassert jax.device_count() == 3\n"

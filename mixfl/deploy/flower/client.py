@@ -16,9 +16,9 @@ from mixfl.algorithms.contract import Batches, ClientFeed, uses_own_loss_only
 from mixfl.deploy.flower import messages
 from mixfl.deploy.flower.config import chosen
 from mixfl.deploy.flower.simulated import load, number, population
-from mixfl.engine.auto import choose_forms
+from mixfl.engine.auto import choose_forms, in_fast_form
 from mixfl.engine.cohort import client_keys, cohort_rows
-from mixfl.engine.preflight import attempt, check_loss, check_rows
+from mixfl.engine.preflight import attempt, check_loss, check_purity, check_rows
 from mixfl.engine.sizes import largest_shape
 from mixfl.errors import MixflError
 from mixfl.forms.base import alone
@@ -34,9 +34,10 @@ class Client:
         self.number, self.s = number(node), s
         elsewhere = population(problem, node)
         data = attempt(f"loading the data of '{elsewhere.name}'", lambda: load(elsewhere, node))
-        self.term = dataclasses.replace(elsewhere, clients=data)
+        self.term = _uncompiled(dataclasses.replace(elsewhere, clients=data))
         self.population = problem.populations.index(elsewhere)
-        terms = [self.term if t is elsewhere else _without_data(t) for t in problem.terms]
+        others = {t.name: _uncompiled(_without_data(t)) for t in problem.terms}
+        terms = [self.term if t is elsewhere else others[t.name] for t in problem.terms]
         local = dataclasses.replace(problem, terms=terms)
         self.algorithm = recipe.build(local, s)
         self.init = functools.partial(problem.init, jax.random.key(s.seed))
@@ -47,7 +48,11 @@ class Client:
         # It gets and sends only its own rows of a table. To the client, they are the whole table.
         self.forms = [f for f in forms.of[self.term.name] if not isinstance(f, RowForm)]
         self.columns, self.rows = self._own_rows()
-        self.program = self._in_pytorch() or jax.jit(self._train)
+        self.program = self._in_pytorch()
+        if self.program is None:
+            fast, self.algorithm = in_fast_form(local, self.x, self.algorithm, s)
+            self.term = fast.populations[self.population]
+            self.program = jax.jit(self._train)
 
     def _own_rows(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """Its columns, with positions among its own table rows, and these rows."""
@@ -64,6 +69,7 @@ class Client:
     def hello(self) -> RecordDict:
         """Who it is. A mistake in the loss or the data shows here, before any round."""
         check_loss(self.term, self.x)
+        check_purity(self.term, self.x, self.init)
         if self.tables:
             check_rows(self.term, self.init())
         return messages.hello(self.term.name, self.number, self.rows)
@@ -117,6 +123,13 @@ class Client:
             return self._encoded(self.algorithm.summand(upload), feed, told)
 
         return train
+
+
+def _uncompiled(term):
+    """A loss in PyTorch stays PyTorch at a node, whoever takes the steps."""
+    if not hasattr(term.loss, "in_pytorch"):
+        return term
+    return dataclasses.replace(term, loss=term.loss.in_pytorch())
 
 
 def _without_data(term):

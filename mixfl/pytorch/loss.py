@@ -1,0 +1,100 @@
+"""A loss in PyTorch, as a function that JAX can differentiate."""
+
+import copy
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+import numpy as np
+
+from mixfl.engine.purity import ImpureLoss
+from mixfl.pytorch import callbacks
+from mixfl.pytorch.trial import Verdict, failed, tried
+
+EXAMPLES = 3  # in a trial; unlike most sizes in a model
+
+
+class Loss(callbacks.InPyTorch):
+    """`function(module, batch)`, as loss(params, batch). It is compiled if a trial says that it can
+    be. Before it was tried, and otherwise, PyTorch is called."""
+
+    def __init__(self, model: Any, function: Callable):
+        self.model, self.function = model, function
+        self.term: Any = None
+        self.compile = True
+        self.verdicts: dict[Any, Verdict] = {}  # by the kind of batch
+        self.lock = threading.Lock()
+
+    def of_term(self, term) -> "Loss":
+        """The same loss. It can be tried on the term's examples."""
+        bound = copy.copy(self)
+        bound.term = term
+        return bound
+
+    def in_pytorch(self) -> "Loss":
+        """The same loss, never compiled."""
+        plain = copy.copy(self)
+        plain.compile, plain.verdicts = False, {}
+        return plain
+
+    def __call__(self, params, *batch):
+        kind = _kind(batch)
+        verdict = self._verdict(kind, batch)
+        if verdict.refused:
+            raise ImpureLoss(f"{self.name} {verdict.refused}")
+        if verdict.compiled is not None:
+            try:
+                return verdict.compiled(params, verdict.frozen, *batch)
+            except Exception as error:  # in this shape of a batch
+                self.verdicts[kind] = failed(error)
+        return callbacks.losses(self, params, *batch)
+
+    @property
+    def name(self) -> str:
+        if self.term is not None:
+            return f"the loss of term '{self.term.name}'"
+        return f"the loss {getattr(self.function, '__name__', '')}".strip()
+
+    @property
+    def notes(self) -> list[str]:
+        """What the user of a run should know."""
+        return [
+            f"{self.name} runs in PyTorch, outside of the compiled program and slower: {v.note}"
+            for v in self.verdicts.values()
+            if v.note
+        ]
+
+    def _verdict(self, kind, batch) -> Verdict:
+        with self.lock:
+            if kind not in self.verdicts:
+                examples = self._examples(kind, batch)
+                if examples is None:
+                    return Verdict()
+                # A thread of its own: JAX may be tracing a function in this one.
+                with ThreadPoolExecutor(1) as aside:
+                    self.verdicts[kind] = aside.submit(tried, self, examples).result()
+            return self.verdicts[kind]
+
+    def _examples(self, kind, batch) -> tuple | None:
+        """A few, of the kind that the loss is called with; None if none are known."""
+        if not batch:
+            return ()
+        if self.term is not None and getattr(self.term, "here", True) and self.term.examples:
+            examples = self.term.examples
+            few = (examples.take(np.arange(EXAMPLES) % len(examples)),)
+            if _kind(few) == kind:
+                return few
+        if any(isinstance(a, jax.core.Tracer) for a in jax.tree.leaves(batch)):
+            return None
+        return jax.tree.map(lambda a: np.asarray(a)[:EXAMPLES], batch)
+
+
+def _kind(batch) -> Any:
+    """Columns with their types and shapes, for any number of examples."""
+    return tuple(
+        (name, "i" if np.dtype(a.dtype).kind in "iu" else np.dtype(a.dtype).kind, a.shape[1:])
+        for columns in batch
+        for name, a in sorted(columns.items())
+    )

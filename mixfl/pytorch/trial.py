@@ -1,0 +1,177 @@
+"""A trial of a loss on a few examples: is it pure, and is it the same when torchax compiles it?
+
+The trial takes place at a model with noise, because zeros would hide mistakes.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+
+from mixfl.errors import MixflError
+from mixfl.pytorch.tensors import to_numpy
+
+TOLERANCE = 1e-4  # of the largest number of a gradient
+ROUNDING = 1e-6  # of the largest number of all gradients
+DEPENDS = (
+    "what it returns depends on the data in a way that is not known when the program is compiled "
+    "(.item(), an `if` on a tensor, x[mask])"
+)
+QUICK = {  # to compile: this program runs once
+    "xla_backend_optimization_level": 0,
+    "xla_cpu_use_fusion_emitters": False,
+    "xla_cpu_parallel_codegen_split_count": 1,
+}
+UNKNOWN_WHEN_COMPILED = (
+    jax.errors.ConcretizationTypeError, jax.errors.NonConcreteBooleanIndexError,
+)  # fmt: skip
+
+
+class Verdict(NamedTuple):
+    compiled: Callable | None = None  # of parameters, frozen arrays and a batch
+    frozen: Any = None
+    note: str = ""  # why it is not compiled
+    refused: str = ""  # why it can't be used
+
+
+def tried(loss, batch: tuple) -> Verdict:
+    """`batch` is empty for a regularizer."""
+    model = loss.model
+    module = model.fresh()
+    params = nudged({n: to_numpy(p) for n, p in module.named_parameters() if n in model.names})
+    model.fill(module, params)
+    _check_tables(loss, module)
+    refused = _impure(loss, module, batch)
+    if refused:
+        return Verdict(refused=refused)
+    losses = loss.at(module, *batch)
+    weights = np.random.default_rng(1).normal(size=losses.shape).astype(np.float32)
+    slopes = loss._slopes(module, params, losses, torch.from_numpy(np.asarray(weights)))
+    expected = to_numpy(losses.float()), {n: to_numpy(g) for n, g in slopes.items()}
+    return _compared(loss, params, weights, batch, expected) if loss.compile else Verdict()
+
+
+def nudged(params: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+
+    def moved(a):
+        size = 0.1 * float(np.sqrt(np.mean(np.square(a)))) if a.size else 0.0
+        return a + (size or 0.02) * rng.normal(size=a.shape).astype(a.dtype)
+
+    return {name: np.asarray(moved(a), a.dtype) for name, a in params.items()}
+
+
+def _check_tables(loss, module: torch.nn.Module) -> None:
+    """With rows=..., a client numbers its own rows anew, and padding_idx would name another one."""
+    for name in getattr(loss.term, "rows", ()):
+        place = name.rpartition(".")[0]
+        layer = module.get_submodule(place) if name in loss.model.names else None
+        if getattr(layer, "padding_idx", None) is not None:
+            raise MixflError(
+                f"{place} has padding_idx = {layer.padding_idx}, which does not work with "  # type: ignore[union-attr]
+                f"rows={{'{name}': ...}}: leave one of them out."
+            )
+
+
+def _impure(loss, module: torch.nn.Module, batch: tuple) -> str:
+    """What is wrong with the loss; empty if nothing is."""
+    tensors = dict(module.state_dict(keep_vars=True)) | dict(module.named_buffers())
+    before = {name: t.detach().clone() for name, t in tensors.items()}
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        start = torch.random.get_rng_state()
+        first = loss.at(module, *batch)
+        drew = not torch.equal(torch.random.get_rng_state(), start)
+        _check_result(loss.name, first, batch)
+        again = loss.at(module, *batch)
+    changed = [n for n, t in tensors.items() if not _equal(t.detach(), before[n])]
+    if changed:
+        return (
+            f"changes {', '.join(changed[:3])} of the module, such as a BatchNorm in training mode "
+            "does, and these are not trained. Convert the module in the function that makes it, "
+            "mixfl.pytorch.with_group_norm(module), or fix them there with module.eval()."
+        )
+    if drew or not _equal(first.detach(), again.detach()):
+        return (
+            "draws random numbers (Dropout?): the same inputs must give the same loss. Call "
+            "module.eval() in the function that makes the module, or in the loss, or set dropout "
+            "to 0."
+        )
+    return ""
+
+
+def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return np.array_equal(to_numpy(a.float()), to_numpy(b.float()), equal_nan=True)
+
+
+def _check_result(name: str, losses: Any, batch: tuple) -> None:
+    if not isinstance(losses, torch.Tensor):
+        raise MixflError(f"{name} returned a {type(losses).__name__}: it must return a tensor.")
+    rows = len(next(iter(batch[0].values()))) if batch else None
+    shape = tuple(losses.shape)
+    if rows is None and shape != ():
+        raise MixflError(f"{name} must return one number (it has no data), got shape {shape}.")
+    if rows is not None and shape != (rows,):
+        raise MixflError(
+            f"{name} returned shape {shape} for a batch of {rows} examples: it must return one "
+            f"loss per example, shape ({rows},). Leave out the mean or sum over the batch "
+            "(reduction='none')."
+        )
+    if not losses.dtype.is_floating_point:
+        raise MixflError(f"{name} returned {losses.dtype}: it must return floating-point numbers.")
+    if not losses.requires_grad:
+        raise MixflError(f"{name} does not depend on any parameter that is trained.")
+
+
+def _compared(loss, params, weights, batch, expected) -> Verdict:
+    """Compiled, if that gives what PyTorch gave."""
+    try:
+        from mixfl.pytorch.compiled import compiled, frozen_arrays
+
+        function, frozen = compiled(loss.model, loss.function), frozen_arrays(loss.model)
+
+        def both(params, frozen, *batch):
+            losses, back = jax.vjp(lambda p: function(p, frozen, *batch), params)
+            return losses, back(jnp.asarray(weights))[0]
+
+        options = QUICK if jax.default_backend() == "cpu" else None
+        found = jax.jit(both, compiler_options=options)(params, frozen, *batch)
+    except Exception as error:
+        return failed(error)
+    slopes = ([g[n] for n in params] for g in (found[1], expected[1]))
+    off = max(_off([found[0]], [expected[0]]), _off(*slopes))
+    if not off <= TOLERANCE:
+        return Verdict(note=f"compiled by torchax, its values or gradients are off by {off:.0e}")
+    return Verdict(function, frozen)
+
+
+def _off(found: list, expected: list[np.ndarray]) -> float:
+    """The largest difference, relative to the largest number of each array."""
+    largest = max(float(np.abs(e).max(initial=0)) for e in expected)
+    worst = 0.0
+    for f, e in zip(found, expected, strict=True):
+        same = (np.asarray(f) == e) | (np.isnan(f) & np.isnan(e))
+        difference = np.where(same, 0, np.abs(np.asarray(f) - e))
+        size = max(float(np.abs(e).max(initial=0)), ROUNDING / TOLERANCE * largest)
+        worst = max(worst, float(difference.max(initial=0)) / max(size, 1e-30))
+    return worst
+
+
+def failed(error: Exception) -> Verdict:
+    """The note names the operator."""
+    operator = getattr(error, "operator", None)
+    name = "" if operator is None else f"{_name(operator)}: "
+    if isinstance(error, ImportError):
+        return Verdict(note=f"torchax is missing ({error}): pip install 'mixfl[torch]'")
+    if isinstance(error, UNKNOWN_WHEN_COMPILED):
+        return Verdict(note=name + DEPENDS)
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return Verdict(note=f"{name}torchax can't compile it ({lines[0][:200]})")
+
+
+def _name(operator: Any) -> str:
+    overload = isinstance(operator, torch._ops.OpOverload | torch._ops.OpOverloadPacket)
+    return str(operator) if overload else getattr(operator, "__name__", str(operator))
