@@ -7,6 +7,7 @@ import math
 
 import jax
 import numpy as np
+from jax.extend.core import jaxprs_in_params
 
 
 def of_gradient(loss, params, batch) -> float:
@@ -32,7 +33,7 @@ def _of_equation(e) -> float:
     if e.primitive.name == "cond":
         return max(_of(b.jaxpr) for b in e.params["branches"])
     times = e.params["length"] if e.primitive.name == "scan" else 1
-    return times * sum(_of(j) for j in jax.core.jaxprs_in_params(e.params))
+    return times * sum(_of(j) for j in jaxprs_in_params(e.params))
 
 
 def _of_convolution(e) -> float:

@@ -47,9 +47,7 @@ class Logistic(Zoo):
         self.dense = nn.Linear(math.prod(m["image"]), m["classes"])
 
     def losses(self, image, label):
-        return F.cross_entropy(
-            self.dense(pixels(image).flatten(1)), label.long(), reduction="none"
-        )
+        return F.cross_entropy(self.dense(pixels(image).flatten(1)), label.long(), reduction="none")
 
 
 class MLP(Zoo):

@@ -1,6 +1,6 @@
 """mixfl's simulator with a model of the zoo as a PyTorch module.
 
-    python -m benchmarks.zoo.mixfl_torch_worker ALGORITHM [key=value ...]
+python -m benchmarks.zoo.mixfl_torch_worker ALGORITHM [key=value ...]
 """
 
 import numpy as np

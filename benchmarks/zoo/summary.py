@@ -110,7 +110,11 @@ def markdown(rows: Sequence[Mapping]) -> list[str]:
     for model in models:
         jax, torch = (by[model, e, "fedavg"] for e in ("mixfl", "mixfl-torch"))
         share = jax["share_of_limit"]
-        cells = [_ms(jax), *(_times(jax, n) for n in names), "-" if share is None else f"{share:.2f}"]
+        cells = [
+            _ms(jax),
+            *(_times(jax, n) for n in names),
+            "-" if share is None else f"{share:.2f}",
+        ]
         lines.append(f"| {model} | {' | '.join(cells)} | {_ms(torch)} | {_times(torch, 'torch')} |")
     lines += [
         "",
