@@ -22,7 +22,7 @@ OptimizerLike = str | Callable[[float], optax.GradientTransformation]
 
 
 class Optimizer(NamedTuple):
-    lr: float
+    lr: Any  # a number, or one of a traced round
     plain: bool  # plain SGD: x - lr * g, no state
     tx: optax.GradientTransformation
 
@@ -44,7 +44,7 @@ class Optimizer(NamedTuple):
         return jax.tree.map(keep, new_x, x), jax.tree.map(keep, new_state, state)
 
 
-def make(spec: OptimizerLike, lr: float) -> Optimizer:
+def make(spec: OptimizerLike, lr: Any) -> Optimizer:
     if callable(spec):
         return Optimizer(lr, spec is optax.sgd, spec(lr))
     factory, arguments = parse(spec)

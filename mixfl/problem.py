@@ -139,10 +139,12 @@ class Problem:
     name: str = "problem"
     files: Mapping[str, str] = field(default_factory=dict)
     validate: Callable[[Params], Mapping[str, Any]] | None = None
+    kept: dict = field(init=False, repr=False)  # by engines, between runs: compiled programs
 
     def __post_init__(self):
         terms = tuple(self.terms)
         object.__setattr__(self, "terms", terms)
+        object.__setattr__(self, "kept", {})
         if not terms or not all(isinstance(t, Federated | Central) for t in terms):
             raise MixflError("a problem needs terms: mixfl.Federated and mixfl.Central.")
         if not isinstance(self.files, Mapping):
@@ -180,7 +182,13 @@ class Problem:
             terms = tuple(
                 dataclasses.replace(t, weight=weight) if isinstance(t, kind) else t for t in terms
             )
-        return dataclasses.replace(self, terms=terms)
+        return self.with_terms(terms)
+
+    def with_terms(self, terms: Sequence[Term]) -> "Problem":
+        """The same problem with other weights, or other forms of its losses."""
+        problem = dataclasses.replace(self, terms=terms)
+        object.__setattr__(problem, "kept", self.kept)
+        return problem
 
 
 def _is_text(content: Any) -> bool:

@@ -65,6 +65,14 @@ class Settings:
     first_layer: Literal["auto", "low-rank", "plain"] = key(
         "auto", "dense layers on raw inputs at clients: low-rank, plain; auto: the faster one"
     )
+    convolutions: Literal["auto", "products", "plain"] = key(
+        "auto", "convolutions in losses: products (of patches, fast in loops), plain; auto: "
+        "products on a CPU",
+    )  # fmt: skip
+    loops: Literal["auto", "compiled", "host"] = key(
+        "auto", "where the loops over clients and steps run; auto: compiled, unless an operator is "
+        "found to be slow there",
+    )  # fmt: skip
     pretrain_rounds: Index | Auto = key("auto", "rounds of `central` before `fedavg`; auto: half")
     eval_every: Count = key(10, "rounds between evaluations")
     measure: Literal["none", "dissimilarity"] = key(
@@ -82,7 +90,8 @@ class Settings:
 
     @property
     def eta_c(self) -> float:
-        return self.client_lr * self.server_lr if self.central_lr == "auto" else self.central_lr
+        own = self.central_lr
+        return self.client_lr * self.server_lr if isinstance(own, str) else own
 
     @property
     def J(self) -> int:  # noqa: N802 (the paper's symbol)

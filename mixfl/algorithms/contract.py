@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import jax
 
+from mixfl.algorithms.origin import Origin
 from mixfl.problem import Central, Federated, Params, Problem
 from mixfl.settings import KEYS, Settings, check_keys
 
@@ -175,9 +176,14 @@ class Algorithm(NamedTuple):
     update: Update
     feed: Feed
     phase: Phase | None = None  # if the functions change from round to round
+    origin: Origin | None = None  # how Recipe.build made it
 
     def at(self, round: int) -> "Algorithm":
         return self.phase(round) if self.phase else self
+
+    def own_origin(self) -> Origin | None:
+        """None if it was not built by a recipe, or if a function was replaced since."""
+        return self.origin if self.origin is not None and self.origin.built == self[:-1] else None
 
 
 C = TypeVar("C", bound=Callable)
@@ -245,20 +251,27 @@ class Recipe:
     def resolve(self, problem: Problem, s: Settings) -> Settings:
         """Replaces each `auto` that the algorithm and the problem determine. Engines replace those
         that depend on the machine (engine/auto.py)."""
-        open_keys = [k for k in AUTO if k in self.uses and getattr(s, k) in ("auto", None)]
+        # A rate may be a tracer, which can't be compared.
+        open_keys = [k for k in AUTO if k in self.uses and isinstance(getattr(s, k), str | None)]
         values = {k: {**AUTO, **self.auto}[k](problem, s) for k in open_keys}
         if "central_batch" in values:  # one number, unless the terms have too few examples for it
             usual = values.pop("central_batch")
             data = [t.examples for t in problem.central if t.examples is not None]
             batches = {min(len(examples), usual) for examples in data}
             values |= {"central_batch": batches.pop()} if len(batches) == 1 else {}
+        values = {k: v for k, v in values.items() if v is not None}
         return dataclasses.replace(s, **values) if values else s
 
     def build(self, problem: Problem, settings: Settings) -> Algorithm:
-        return self.make(problem, self.resolve(problem, settings))
+        s = self.resolve(problem, settings)
+        built = self.make(problem, s)
+        return built._replace(origin=Origin(self.make, problem, s, built[:-1]))
 
 
-RUN_KEYS = frozenset({"rounds", "seed", "eval_every", "checkpoint_every", "devices", "measure"})
+RUN_KEYS = frozenset(
+    {"rounds", "seed", "eval_every", "checkpoint_every", "devices", "measure", "convolutions",
+     "loops"}
+)  # fmt: skip
 CLIENT_KEYS = frozenset(
     {"cohort_size", "client_batch", "local_steps", "client_lr", "client_opt", "weighting",
      "cohort_chunk", "server_lr", "server_opt", "w_f", "clip", "aggregation", "trim", "tables",

@@ -43,7 +43,7 @@ class State(NamedTuple):
 def parallel_training(problem: Problem, s: Settings) -> Algorithm:
     server_opt = make(s.server_opt, s.server_lr)
     central_opt = make(s.central_opt, s.eta_c)
-    merge_opt = make(s.merge_opt, float(s.merge_lr))
+    merge_opt = make(s.merge_opt, s.merge_lr)
 
     def init(x):
         server = tuple(server_opt.init(x) for _ in problem.populations)

@@ -24,6 +24,16 @@ from mixfl.settings import Settings
 UNROLL = 4
 
 
+LOOP = "mixfl_loop"
+
+
+def loop(step, carry, inputs):
+    """jax.lax.scan, for a loop over clients, steps or chunks. It has a name, by which
+    engine/dispatch.py finds it."""
+    with jax.named_scope(LOOP):
+        return jax.lax.scan(step, carry, inputs)
+
+
 def add(*trees):
     return jax.tree.map(lambda *leaves: sum(leaves[1:], leaves[0]), *trees)
 
@@ -77,7 +87,7 @@ def chunked_gradient(term: Term, x, drawn: Drawn):
             drawn.after_chunk(loss)
         return add(total, (loss, g)), None
 
-    return jax.lax.scan(part, (jnp.zeros(()), zeros(x)), drawn)[0]
+    return loop(part, (jnp.zeros(()), zeros(x)), drawn)[0]
 
 
 def descend(grad, opt: Optimizer, x, batches, opt_state, active=None, aug=None, collect=False):
@@ -105,7 +115,7 @@ def descend(grad, opt: Optimizer, x, batches, opt_state, active=None, aug=None, 
         for k in range(steps):
             carry, _ = step(carry, jax.tree.map(lambda a, k=k: a[k], inputs))
         return carry
-    return jax.lax.scan(step, carry, inputs)[0]
+    return loop(step, carry, inputs)[0]
 
 
 def client_update(term, s: Settings, broadcast: Broadcast, feed: ClientFeed, grad=None,

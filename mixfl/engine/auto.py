@@ -17,6 +17,7 @@ from mixfl.errors import MixflError
 from mixfl.forms import CHOOSE, low_rank
 from mixfl.forms.base import Candidate, Form, Refused
 from mixfl.forms.low_rank import LowRank
+from mixfl.forms.products import in_products, products_in
 from mixfl.forms.rows import RowForm
 from mixfl.problem import Federated, Params, Problem
 from mixfl.settings import Settings
@@ -32,6 +33,20 @@ def model_shapes(problem: Problem) -> Params | None:
         return jax.eval_shape(problem.init, jax.random.key(0))
     except Exception:
         return None
+
+
+def in_fast_form(
+    problem: Problem, x: Params | None, algorithm: Algorithm, s: Settings
+) -> tuple[Problem, Algorithm]:
+    """With convolutions as products, if any loss has some."""
+    plain = s.convolutions == "auto" and jax.default_backend() != "cpu"
+    if x is None or plain or s.convolutions == "plain":
+        return problem, algorithm
+    fast = in_products(problem, x)
+    if fast is problem:
+        return problem, algorithm
+    origin = algorithm.own_origin()
+    return fast, origin.of(fast) if origin else algorithm
 
 
 class Forms(NamedTuple):
@@ -146,12 +161,16 @@ def _one_device(s: Settings, processes: int) -> int:
     return 1
 
 
-def resolved(s: Settings, chunk: int, devices: int, forms: Forms) -> Settings:
+def resolved(
+    problem: Problem, s: Settings, chunk: int, devices: int, forms: Forms, host: bool
+) -> Settings:
     """The settings with each `auto` replaced by what was chosen."""
     chosen: dict[str, Any] = dict(
         cohort_chunk=chunk,
         devices=devices,
         tables="rows" if any(forms.tables.values()) else "dense",
         first_layer="low-rank" if forms.low_rank else "plain",
+        loops="host" if host else "compiled",
+        convolutions="products" if products_in(problem) else "plain",
     )
     return dataclasses.replace(s, **{k: v for k, v in chosen.items() if getattr(s, k) == "auto"})

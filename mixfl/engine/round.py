@@ -1,6 +1,9 @@
 """One compiled program per round: the sums over the clients of each population (summing.py), and
 the work at the server.
 
+The learning rates are arguments of the program: it builds the algorithm with them
+(algorithms/origin.py). Runs that differ in rates share it (programs.py).
+
 If there are several devices, each sums over its part of the cohort, and the sums are added up.
 """
 
@@ -15,10 +18,13 @@ from jax.sharding import PartitionSpec as P
 
 from mixfl.aggregation import Chain
 from mixfl.algorithms.contract import AfterChunk, Algorithm
+from mixfl.algorithms.origin import OF_A_RUN, RATES, Origin, traced_settings
 from mixfl.algorithms.steps import add
 from mixfl.engine import processes
 from mixfl.engine.auto import Forms
+from mixfl.engine.dispatch import Dispatched
 from mixfl.engine.summing import Population, Summed, finite
+from mixfl.errors import MixflError
 from mixfl.problem import Problem
 from mixfl.settings import Settings
 
@@ -48,26 +54,39 @@ class Carry(NamedTuple):
 class Round:
     """The programs of one algorithm: `whole` for a round in one piece, and its three parts.
 
-    `after_chunk`, if given, is called from the running program after each chunk of the batches
-    drawn at the server. JAX's cache on disk does not keep such a program.
+    Their last argument are the rates; without rates, those of `algorithm` are constants. `origin`
+    is that of the run's algorithm, of which `algorithm` is the one at round `at`.
+
+    `long`: `after_chunk` is called from the running program after each chunk of the batches drawn
+    at the server. JAX's cache on disk does not keep such a program.
+
+    `host`: the loops run on the host (dispatch.py).
     """
 
     def __init__(
         self, algorithm: Algorithm, problem: Problem, s: Settings, aggregation: Chain,
-        forms: Forms, devices: int = 1, after_chunk: Callable[[], None] | None = None,
+        forms: Forms, devices: int = 1, long: bool = False, origin: Origin | None = None,
+        at: int = 0, host: bool = False,
     ):  # fmt: skip
         self.algorithm, self.problem, self.settings = algorithm, problem, s
         self.aggregation, self.forms = aggregation, forms
-        self.after_chunk = AfterChunk(after_chunk) if after_chunk else None
+        self.origin, self.at, self.host = origin, at, host
+        self.long = AfterChunk(lambda: self.after_chunk()) if long else None
+        self.after_chunk: Callable[[], None] = lambda: None
         self.traces = 0
+        self.constant = origin is None  # the rates are constants
+        self.works = False  # a round has run with rates as arguments
+        self.noted: set[str] = set()  # keys of the run that it depends on
         self.shapes: Any = None  # of the sums
         self.mesh = Mesh(np.array(processes.devices(devices)), (AXIS,)) if devices > 1 else None
-        self.whole = self._jit(self._whole, (None, DRAWN, CLIENTS), donate=0)
-        self.begin = self._jit(self._begin, (None, DRAWN))
-        self.accumulate = self._jit(self._accumulate, (None, None, CLIENTS, None), donate=0)
-        self.finish = self._jit(self._finish, (None, DRAWN, None, None, None), donate=0)
+        self.whole = self._jit(self._whole, (None, DRAWN, CLIENTS, None), donate=0)
+        self.begin = self._jit(self._begin, (None, DRAWN, None))
+        self.accumulate = self._jit(self._accumulate, (None, None, CLIENTS, None, None), donate=0)
+        self.finish = self._jit(self._finish, (None, DRAWN, None, None, None, None), donate=0)
 
     def _jit(self, function, specs, donate=None):
+        if self.host:
+            return Dispatched(function)
         shardings = {}
         if self.mesh is not None:
             shardings["in_shardings"] = tuple(NamedSharding(self.mesh, s or P()) for s in specs)
@@ -75,25 +94,53 @@ class Round:
         donated = () if donate is None else (donate,)
         return jax.jit(function, donate_argnums=donated, **shardings)
 
-    def _whole(self, state, drawn, clients):
+    def run(self, program: Callable, *arguments, rates: dict[str, float]):
+        """Runs one of the programs. If the first one can't be traced because something needs a
+        rate's value, the rates become constants."""
+        if self.constant:
+            return program(*arguments, {})
+        try:
+            result = program(*arguments, rates)
+        except (MixflError, TypeError, ValueError):
+            if self.works:
+                raise
+            self.constant = True
+            self.noted.update(OF_A_RUN, RATES)
+            return program(*arguments, {})
+        self.works = self.works or program in (self.whole, self.finish)
+        return result
+
+    def _built(self, rates) -> tuple[Algorithm, Settings]:
+        """The algorithm and the settings with these rates."""
+        if not rates or self.origin is None:
+            return self.algorithm, self.settings
+        algorithm = self.origin.again(traced_settings(self.origin.settings, rates, self.noted))
+        return algorithm.at(self.at), traced_settings(self.settings, rates, self.noted)
+
+    def _whole(self, state, drawn, clients, rates=None):
         self.traces += 1
-        broadcasts = self._begin(state, drawn)
-        carry, reports = self._sum(broadcasts, clients, state.aggregation)
-        return self._finish(state, drawn, broadcasts, carry, [reports])
+        broadcasts = self._begin(state, drawn, rates)
+        carry, reports = self._sum(broadcasts, clients, state.aggregation, rates)
+        return self._finish(state, drawn, broadcasts, carry, [reports], rates)
 
-    def _begin(self, state, drawn):
-        return self.algorithm.broadcast(state.algorithm, self._told(drawn))
+    def jaxpr(self, state, drawn, clients, rates):
+        """The operations of a round. The arguments may be shapes."""
+        return self.whole.trace(state, drawn, clients, rates).jaxpr
 
-    def _accumulate(self, carry, broadcasts, clients, aggregation):
+    def _begin(self, state, drawn, rates=None):
+        return self._built(rates)[0].broadcast(state.algorithm, self._told(drawn))
+
+    def _accumulate(self, carry, broadcasts, clients, aggregation, rates=None):
         """Adds a chunk of the cohort to the sums; also returns the reports of its clients."""
         self.traces += 1
-        more, reports = self._sum(broadcasts, clients, aggregation)
+        more, reports = self._sum(broadcasts, clients, aggregation, rates)
         return add(carry, more), reports
 
-    def _finish(self, state, drawn, broadcasts, carry, reports):
+    def _finish(self, state, drawn, broadcasts, carry, reports, rates=None):
         """`reports` has, per chunk and population, the reports of the clients."""
-        central = self.algorithm.central(state.algorithm, self._told(drawn))
-        after, info = self.algorithm.update(state.algorithm, broadcasts, carry.sums, central)
+        algorithm, _ = self._built(rates)
+        central = algorithm.central(state.algorithm, self._told(drawn))
+        after, info = algorithm.update(state.algorithm, broadcasts, carry.sums, central)
         info = {**info, **carry.counts, "clients/rejected": carry.rejected, "finite": finite(after)}
         if not self.algorithm.feed.clients:
             return State(after, state.aggregation), info
@@ -104,11 +151,12 @@ class Round:
         return State(after, tuple(aggregation)), info
 
     def _told(self, drawn):
-        return [d and d._replace(after_chunk=self.after_chunk) for d in drawn]
+        return [d and d._replace(after_chunk=self.long) for d in drawn]
 
-    def empty(self, broadcasts, clients, aggregation) -> Carry:
+    def empty(self, broadcasts, clients, aggregation, rates=None) -> Carry:
         if self.shapes is None:
-            self.shapes = jax.eval_shape(self._sum, broadcasts, clients, aggregation)[0]
+            shapes = jax.eval_shape(self._sum, broadcasts, clients, aggregation, rates)
+            self.shapes = shapes[0]
         return self.place(jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), self.shapes))
 
     def place(self, tree):
@@ -131,24 +179,26 @@ class Round:
             lambda part: jax.make_array_from_process_local_data(sharding, part), tree
         )
 
-    def _sum(self, broadcasts, clients, aggregation) -> tuple[Carry, tuple]:
+    def _sum(self, broadcasts, clients, aggregation, rates=None) -> tuple[Carry, tuple]:
         """Sums over the cohort (or a chunk of it) of every population, and its clients' reports."""
         if self.mesh is not None and clients:
 
-            def shard(broadcasts, clients, aggregation):
-                carry, reports = self._sum_all(broadcasts, clients, aggregation)
+            def shard(broadcasts, clients, aggregation, rates):
+                carry, reports = self._sum_all(broadcasts, clients, aggregation, rates)
                 return jax.lax.psum(carry, AXIS), reports
 
             return jax.shard_map(
-                shard, mesh=self.mesh, in_specs=(P(), P(AXIS), P()), out_specs=P(), check_vma=False
-            )(broadcasts, clients, aggregation)
-        return self._sum_all(broadcasts, clients, aggregation)
+                shard, mesh=self.mesh, in_specs=(P(), P(AXIS), P(), P()), out_specs=P(),
+                check_vma=False,
+            )(broadcasts, clients, aggregation, rates)  # fmt: skip
+        return self._sum_all(broadcasts, clients, aggregation, rates)
 
-    def _sum_all(self, broadcasts, clients, aggregation) -> tuple[Carry, tuple]:
+    def _sum_all(self, broadcasts, clients, aggregation, rates) -> tuple[Carry, tuple]:
         if not clients:
             return Carry((), jnp.int32(0), {}), ()
+        built = self._built(rates)
         summed = [
-            self._summed(*of_population)
+            self._summed(*built, *of_population)
             for of_population in zip(
                 self.problem.populations, broadcasts, clients, aggregation, strict=True
             )
@@ -159,12 +209,11 @@ class Round:
             s.reports for s in summed
         )
 
-    def _summed(self, term, broadcast, feeds, state) -> Summed:
+    def _summed(self, algorithm, s, term, broadcast, feeds, state) -> Summed:
         population = Population(
-            self.algorithm, self.settings, self.aggregation,
-            self.forms.at(self.algorithm).of[term.name],
+            algorithm, s, self.aggregation, self.forms.at(algorithm).of[term.name],
             AXIS if self.mesh is not None else None,
         )  # fmt: skip
-        if self.settings.aggregation != "mean":
+        if s.aggregation != "mean":
             return population.compared(term, broadcast, feeds, state)
         return population.sum(term, broadcast, feeds, state)

@@ -1,5 +1,6 @@
 """The simulator: feeds the compiled round, keeps one round in flight."""
 
+import functools
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -11,12 +12,15 @@ import numpy as np
 
 from mixfl.aggregation import Chain, chain
 from mixfl.algorithms.contract import Algorithm
-from mixfl.engine.auto import choose_devices, choose_forms, model_shapes, resolved
+from mixfl.engine.auto import choose_devices, choose_forms, in_fast_form, model_shapes, resolved
 from mixfl.engine.base import Progress, RoundBytes, RoundResult
 from mixfl.engine.counting import ByteCounter
 from mixfl.engine.feeding import Feeder, Prefetch
+from mixfl.engine.loops import slow_in_loops, unknown_operators
+from mixfl.engine.programs import shared_round
 from mixfl.engine.round import Round, State
 from mixfl.errors import MixflError
+from mixfl.forms.products import products_in
 from mixfl.problem import Params, Problem
 from mixfl.settings import Settings
 
@@ -48,21 +52,48 @@ class Simulator:
     """The engine that runs an algorithm on a problem in one place: see Engine in base.py."""
 
     def __init__(self, problem: Problem, algorithm: Algorithm, s: Settings):
+        x = model_shapes(problem)
+        problem, algorithm = in_fast_form(problem, x, algorithm, s)
         self.problem, self.algorithm, self.s = problem, algorithm, s
         self.aggregation = chain(s) if algorithm.feed.clients else Chain([])
-        x = model_shapes(problem)
         self.forms = choose_forms(problem, x, algorithm, s, self.aggregation)
-        self.devices = choose_devices(problem, x, algorithm, s, self.forms)
-        own = (jax.process_index(), jax.process_count())
-        self.feeder = Feeder(
-            problem, s, self.devices, self.forms, own, keys=self.aggregation.random
-        )
+        self.host = False  # do the loops run on the host? None: not decided yet
+        self._on_devices(choose_devices(problem, x, algorithm, s, self.forms))
         self.feeder.check_draws(self.at(0))
         self.programs: dict[Algorithm, Round] = {}
-        self.byte_counter = ByteCounter(problem, self.feeder, self.forms, self.aggregation)
+        self.traced_before = 0  # by other simulators that share a program
         self.waited = 0.0  # seconds that the loop waited for data
         self.on_progress: Callable[[Progress], None] = lambda _: None
         self.under_way: deque[LongRound] = deque()  # long rounds in flight
+
+    def _on_devices(self, count: int) -> None:
+        self.devices = count
+        own = (jax.process_index(), jax.process_count())
+        self.feeder = Feeder(
+            self.problem, self.s, count, self.forms, own, keys=self.aggregation.random
+        )
+        self.byte_counter = ByteCounter(self.problem, self.feeder, self.forms, self.aggregation)
+
+    @functools.cached_property
+    def unknown(self) -> set[str]:
+        """Decides where the loops run. Returns the operators for which that was timed."""
+        unknown, host = set(), self.s.loops == "host"
+        if self.s.loops == "auto" and jax.default_backend() == "cpu" and jax.process_count() == 1:
+            try:
+                jaxpr = self._jaxpr()
+                unknown = unknown_operators(jaxpr)
+                host = bool(unknown) and slow_in_loops(jaxpr, self.devices)
+            except Exception:  # the preflight or the run says what is wrong
+                pass
+        if host:
+            self.host, self.programs = True, {}
+            self._on_devices(1)
+        return unknown
+
+    def _jaxpr(self):
+        piece = next(self.feeder.pieces(self.at(0), 0))
+        rates = {} if (program := self.program(self.at(0))).constant else self.rates()
+        return program.jaxpr(self.shapes(), piece.drawn, piece.clients, rates)
 
     def init(self) -> Any:
         """The state before the first round; the model comes from the seed."""
@@ -84,7 +115,10 @@ class Simulator:
         return self.algorithm.at(round)
 
     def resolved(self) -> Settings:
-        return resolved(self.s, self.feeder.chunk, self.devices, self.forms)
+        self.unknown  # noqa: B018 (decides)
+        return resolved(
+            self.problem, self.s, self.feeder.chunk, self.devices, self.forms, self.host
+        )
 
     def notes(self) -> Iterator[str]:
         s = self.s
@@ -95,6 +129,13 @@ class Simulator:
                     f"{s.client_batch}: local_steps = {s.local_steps} is never reached"
                 )
         yield from map(str, self.forms.refused)
+        if terms := products_in(self.problem):
+            yield f"convolutions as products, exact and faster: {', '.join(terms)}"
+        if self.unknown and self.host:
+            yield (
+                f"{', '.join(sorted(self.unknown))}: slow in a compiled loop. The loops over "
+                "clients and steps run on the host"
+            )
         layers = {name for weights in self.forms.low_rank.values() for name in weights}
         if layers:
             yield f"low-rank steps at the clients, exact and faster: {', '.join(sorted(layers))}"
@@ -102,13 +143,22 @@ class Simulator:
     def round_bytes(self, round: int) -> RoundBytes:
         return self.byte_counter.count(self.at(round), round, self.shapes)
 
-    def program(self, algorithm: Algorithm) -> Round:
+    def program(self, algorithm: Algorithm, round: int = 0) -> Round:
+        """The program of a round's algorithm."""
         if algorithm not in self.programs:
-            tell = self._chunk_done if self.long(algorithm) else None
-            self.programs[algorithm] = Round(
-                algorithm, self.problem, self.s, self.aggregation, self.forms, self.devices, tell
-            )
+            new = Round(
+                algorithm, self.problem, self.s, self.aggregation, self.forms, self.devices,
+                long=self.long(algorithm) > 0, origin=self.algorithm.own_origin(),
+                at=round if self.algorithm.phase else 0, host=self.host,
+            )  # fmt: skip
+            program = shared_round(new)
+            self.traced_before += program.traces
+            self.programs[algorithm] = program
         return self.programs[algorithm]
+
+    def rates(self) -> dict[str, float]:
+        origin = self.algorithm.own_origin()
+        return origin.rates() if origin else {}
 
     def long(self, algorithm: Algorithm) -> int:
         """How many chunks the server computes in a round, if it is long; otherwise 0. Also 0
@@ -120,6 +170,8 @@ class Simulator:
         return count if count >= LONG_ROUND else 0
 
     def _chunk_done(self) -> None:
+        if not self.under_way:  # a round of an earlier run that was stopped
+            return
         long = self.under_way[0]
         long.chunks_done += 1
         self.on_progress(long.progress())
@@ -129,22 +181,23 @@ class Simulator:
     @property
     def traces(self) -> int:
         """Programs traced so far: one per phase of the algorithm, however many rounds."""
-        return sum(p.traces for p in self.programs.values())
+        return sum(p.traces for p in self.programs.values()) - self.traced_before
 
     def rounds(self, state: Any, start: int, stop: int) -> Iterator[RoundResult]:
         """Rounds start .. stop - 1 from `state`, which is consumed."""
+        self.unknown  # noqa: B018 (decides)
 
         def source():
             for t in range(start, stop):
                 yield from self.feeder.pieces(self.at(t), t)
 
-        state = self.program(self.at(start)).place(state)
+        state = self.program(self.at(start), start).place(state)
         feed = Prefetch(source)
         pending: Any = None
         try:
             pieces = iter(feed)
             for t in range(start, stop):
-                state, info = self._round(self.at(t), state, pieces)
+                state, info = self._round(t, state, pieces)
                 # Stay only one round ahead of the device, to bound memory and to react to Ctrl-C.
                 if pending is not None:
                     jax.block_until_ready(pending)
@@ -153,27 +206,32 @@ class Simulator:
         finally:
             feed.close()
 
-    def _round(self, algorithm: Algorithm, state, pieces):
-        program = self.program(algorithm)
+    def _round(self, t: int, state, pieces):
+        algorithm = self.at(t)
+        program = self.program(algorithm, t)
+        run = functools.partial(program.run, rates=self.rates())
         piece = self._next(pieces, program)
         drawn = piece.drawn
         long = LongRound(piece.round, self.long(algorithm))
         if long.chunks:
             self.under_way.append(long)
+            program.after_chunk = self._chunk_done
         if piece.last:
-            return program.whole(state, drawn, piece.clients)
+            return run(program.whole, state, drawn, piece.clients)
         long.clients = self.s.cohort_size
         self.on_progress(long.progress())
-        broadcasts = program.begin(state, drawn)
-        carry, reports = program.empty(broadcasts, piece.clients, state.aggregation), []
+        broadcasts = run(program.begin, state, drawn)
+        carry, reports = run(program.empty, broadcasts, piece.clients, state.aggregation), []
         while True:
-            carry, more = program.accumulate(carry, broadcasts, piece.clients, state.aggregation)
+            carry, more = run(
+                program.accumulate, carry, broadcasts, piece.clients, state.aggregation
+            )
             reports.append(more)
             jax.block_until_ready(carry.rejected)  # only one chunk in memory
             long.clients_done = min(long.clients_done + self.feeder.chunk, long.clients)
             self.on_progress(long.progress())
             if piece.last:
-                return program.finish(state, drawn, broadcasts, carry, reports)
+                return run(program.finish, state, drawn, broadcasts, carry, reports)
             piece = self._next(pieces, program)
 
     def _next(self, pieces, program: Round):

@@ -23,7 +23,7 @@ import jax.numpy as jnp
 from mixfl.aggregation import Chain
 from mixfl.aggregation.robust import robust_sums
 from mixfl.algorithms.contract import Algorithm, Broadcast, ClientFeed
-from mixfl.algorithms.steps import with_drift
+from mixfl.algorithms.steps import loop, with_drift
 from mixfl.engine.auto import trains_few_numbers
 from mixfl.forms.base import (
     Form,
@@ -110,7 +110,7 @@ class Population:
         zero = zeros_for(jax.eval_shape(client, one)[0])
         if group > 1:
             feeds = jax.tree.map(lambda a: a.reshape(count // group, group, *a.shape[1:]), feeds)
-        sums, rest = jax.lax.scan(step, zero, feeds)
+        sums, rest = loop(step, zero, feeds)
         if group > 1:
             rest = jax.tree.map(lambda a: a.reshape(count, *a.shape[2:]), rest)
         kept, bad, reports = rest
@@ -142,7 +142,7 @@ class Population:
         def one(_, feed):
             return None, client_summand(self.algorithm, self.forms, term, broadcast, feed)
 
-        summands = jax.lax.scan(one, None, feeds)[1]
+        summands = loop(one, None, feeds)[1]
         return compared(self.settings, chain, summands, feeds.key, state)
 
 

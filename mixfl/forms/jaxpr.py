@@ -5,7 +5,8 @@ The operations show how the loss uses each parameter. So the user need not mark 
 """
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
 
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
@@ -64,25 +65,96 @@ def variables(atoms) -> list:
 
 def inlined(closed: ClosedJaxpr) -> ClosedJaxpr:
     """Replaces calls of jitted functions by the operations in them."""
-
-    def evaluate(jaxpr, consts, *args):
-        values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
-
-        def read(v):
-            return v.val if isinstance(v, Literal) else values[v]
-
-        for eqn in jaxpr.eqns:
-            given = [read(v) for v in eqn.invars]
-            if eqn.primitive.name == "jit":
-                results = evaluate(eqn.params["jaxpr"].jaxpr, eqn.params["jaxpr"].consts, *given)
-            else:
-                params = eqn.primitive.get_bind_params(eqn.params)
-                results = eqn.primitive.bind(*given, **params)
-                results = results if eqn.primitive.multiple_results else [results]
-            values.update(zip(eqn.outvars, results, strict=True))
-        return [read(v) for v in jaxpr.outvars]
-
     if not any(eqn.primitive.name == "jit" for eqn in closed.jaxpr.eqns):
         return closed
+    return retraced(closed, {})
+
+
+def retraced(closed: ClosedJaxpr, replace: Mapping[str, Callable]) -> ClosedJaxpr:
+    """The same operations, with calls of jitted functions inlined and some operations replaced:
+    see `evaluated`."""
     shapes = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in closed.in_avals]
-    return jax.make_jaxpr(lambda *args: evaluate(closed.jaxpr, closed.consts, *args))(*shapes)
+
+    def function(*args):
+        return evaluated(closed, args, replace)
+
+    return jax.make_jaxpr(function)(*shapes)
+
+
+def evaluated(closed: ClosedJaxpr, args: Sequence, replace: Mapping[str, Callable]) -> list:
+    """The results of a list of operations. `replace` has, by the name of an operation, a function
+    that takes its parameters and its arguments. It may return None, and leaves the operation as it
+    is. Operations in loops, branches and checkpoints are replaced too."""
+    jaxpr = closed.jaxpr
+    values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*closed.consts, *args], strict=True))
+
+    def read(v):
+        return v.val if isinstance(v, Literal) else values[v]
+
+    for eqn in jaxpr.eqns:
+        given, name, results = [read(v) for v in eqn.invars], eqn.primitive.name, None
+        if name == "jit":
+            results = evaluated(eqn.params["jaxpr"], given, replace)
+        elif name in replace:
+            results = replace[name](eqn.params, *given)
+        elif name in INSIDE and uses(eqn, replace):
+            results = INSIDE[name](eqn.params, given, replace)
+        if results is None:
+            params = eqn.primitive.get_bind_params(eqn.params)
+            results = eqn.primitive.bind(*given, **params)
+        results = results if eqn.primitive.multiple_results else [results]
+        values.update(zip(eqn.outvars, results, strict=True))
+    return [read(v) for v in jaxpr.outvars]
+
+
+def uses(eqn: Any, names: Collection[str]) -> bool:
+    """Is one of these operations inside of an operation that has operations of its own?"""
+    return any(name in names for name in inner_names(eqn))
+
+
+def inner_names(eqn: Any) -> Iterator[str]:
+    """The names of all operations inside of an operation."""
+    for jaxpr in jaxprs_in_params(eqn.params):
+        for inner in jaxpr.eqns:
+            yield inner.primitive.name
+            yield from inner_names(inner)
+
+
+def jaxprs_in_params(params: Mapping[str, Any]) -> Iterator[Jaxpr]:
+    for value in params.values():
+        for one in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(one, ClosedJaxpr):
+                yield one.jaxpr
+            elif isinstance(one, Jaxpr):
+                yield one
+
+
+def _scan(p, given, replace):
+    consts, carried = p["num_consts"], p["num_consts"] + p["num_carry"]
+
+    def body(carry, xs):
+        results = evaluated(p["jaxpr"], [*given[:consts], *carry, *xs], replace)
+        return results[: p["num_carry"]], results[p["num_carry"] :]
+
+    last, stacked = jax.lax.scan(
+        body, given[consts:carried], given[carried:],
+        length=p["length"], reverse=p["reverse"], unroll=p["unroll"],
+    )  # fmt: skip
+    return [*last, *stacked]
+
+
+def _cond(p, given, replace):
+    branches = [
+        lambda *args, branch=branch: evaluated(branch, args, replace) for branch in p["branches"]
+    ]
+    return jax.lax.switch(given[0], branches, *given[1:])
+
+
+def _checkpoint(p, given, replace):
+    def function(*args):
+        return evaluated(ClosedJaxpr(p["jaxpr"], ()), args, replace)
+
+    return jax.checkpoint(function, prevent_cse=p["prevent_cse"], policy=p["policy"])(*given)
+
+
+INSIDE = {"scan": _scan, "cond": _cond, "checkpoint": _checkpoint, "remat2": _checkpoint}

@@ -25,6 +25,14 @@ def own_cache() -> Path:
     return cache
 
 
+def programs_folder() -> Path:
+    """Where compiled programs are cached, or would be."""
+    import jax
+
+    chosen = getattr(jax.config, "jax_compilation_cache_dir", None)
+    return Path(chosen) if chosen else own_cache()
+
+
 def keep_programs() -> None:
     """Call it before JAX compiles anything. Small programs are cached too: there are many."""
     import jax

@@ -1,0 +1,58 @@
+"""Where an algorithm comes from, so that it can be built again with the learning rates of a round.
+
+A compiled round takes the rates as arguments. It builds the algorithm with settings in which the
+rates are JAX's tracers; an algorithm's file reads `s.client_lr` and knows nothing of this.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from mixfl.problem import Problem
+from mixfl.settings import Settings
+
+RATES = ("client_lr", "server_lr", "central_lr", "merge_lr")
+# Two runs that differ only in these and in rates share a program, unless it has read them.
+OF_A_RUN = frozenset({"rounds", "seed", "eval_every", "checkpoint_every", "measure"})
+
+
+@dataclass(frozen=True, eq=False)
+class Origin:
+    make: Callable[[Problem, Settings], Any]
+    problem: Problem
+    settings: Settings  # with every `auto` that the algorithm determines replaced
+    built: tuple  # the algorithm's functions. If one was replaced, the origin is not its own
+
+    def rates(self) -> dict[str, float]:
+        """The rates of the run that the algorithm was built for."""
+        values = {name: getattr(self.settings, name) for name in RATES}
+        return {name: value for name, value in values.items() if not isinstance(value, str)}
+
+    def again(self, s: "TracedSettings") -> Any:
+        return self.make(self.problem, s)
+
+    def of(self, problem: Problem) -> Any:
+        """The same algorithm for another form of the problem."""
+        built = self.make(problem, self.settings)
+        return built._replace(origin=dataclasses.replace(self, problem=problem, built=built[:-1]))
+
+
+class TracedSettings(Settings):
+    """Settings inside a traced function. Rates are tracers, so nothing is checked. Notes which of
+    OF_A_RUN were read."""
+
+    def __post_init__(self):
+        pass
+
+    def __getattribute__(self, name: str):
+        if name in OF_A_RUN:
+            vars(self).get("noted", set()).add(name)
+        return super().__getattribute__(name)
+
+
+def traced_settings(s: Settings, rates: dict[str, Any], noted: set[str]) -> TracedSettings:
+    traced = object.__new__(TracedSettings)
+    values = {f.name: getattr(s, f.name) for f in dataclasses.fields(s)}
+    vars(traced).update(values, **rates, noted=noted)
+    return traced

@@ -1,0 +1,144 @@
+"""Runs a traced function with its own loops on the host: what is between them is compiled.
+
+A few operators are much slower inside a compiled loop than outside of one. For them, a round's
+loops over clients and steps (`steps.loop`) are better run by Python, which starts one compiled
+piece after the other. The pieces have the same operations, so the results are the same up to
+rounding. Loops inside a user's loss stay compiled.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
+
+from mixfl.algorithms.steps import LOOP
+from mixfl.forms.jaxpr import jaxprs_in_params, variables
+
+
+class Dispatched:
+    """A function of pytrees of arrays. It is traced once for each set of shapes."""
+
+    def __init__(self, function: Callable):
+        self.function = function
+        self.plans: dict[Any, tuple[Pieces, Any]] = {}
+
+    def __call__(self, *args):
+        leaves, structure = jax.tree.flatten(args)
+        leaves = [jnp.asarray(a) for a in leaves]
+        key = structure, tuple((a.shape, a.dtype) for a in leaves)
+        if key not in self.plans:
+            closed, shapes = jax.make_jaxpr(self.function, return_shape=True)(*args)
+            self.plans[key] = Pieces(closed), jax.tree.structure(shapes)
+        pieces, result = self.plans[key]
+        return jax.tree.unflatten(result, pieces(leaves))
+
+
+class Pieces:
+    """A list of operations as compiled pieces, loops and branches, in their order."""
+
+    def __init__(self, closed: ClosedJaxpr):
+        self.jaxpr, self.consts = closed.jaxpr, closed.consts
+        groups: list[list] = []
+        for eqn in self.jaxpr.eqns:
+            if has_loop(eqn) or not groups or has_loop(groups[-1][-1]):
+                groups.append([])
+            groups[-1].append(eqn)
+        self.pieces = []
+        needed = set(variables(self.jaxpr.outvars))
+        for eqns in reversed(groups):
+            # In order, so that the same program is found in the cache on disk.
+            read = dict.fromkeys(v for eqn in eqns for v in variables(eqn.invars))
+            made = dict.fromkeys(v for eqn in eqns for v in eqn.outvars)
+            inputs, outputs = [v for v in read if v not in made], [v for v in made if v in needed]
+            self.pieces.insert(0, self._piece(eqns, inputs, outputs))
+            needed.update(read)
+
+    def _piece(self, eqns: list, inputs: list, outputs: list) -> tuple[list, list, Callable]:
+        """The variables it reads, those that it makes, and a function from the one to the other."""
+        eqn = eqns[0]
+        if not has_loop(eqn):
+            jaxpr = self.jaxpr.replace(
+                constvars=[], invars=inputs, outvars=outputs, eqns=eqns,
+                debug_info=self.jaxpr.debug_info.with_unknown_names(),
+            )  # fmt: skip
+            return inputs, outputs, jax.jit(jaxpr_as_fun(ClosedJaxpr(jaxpr, ())))
+        run = _loop(eqn) if is_loop(eqn) else _branches(eqn)
+
+        def with_literals(*args):
+            values = dict(zip(inputs, args, strict=True))
+            given = [v.val if isinstance(v, Literal) else values[v] for v in eqn.invars]
+            made = dict(zip(eqn.outvars, run(given), strict=True))
+            return [made[v] for v in outputs]
+
+        return inputs, outputs, with_literals
+
+    def __call__(self, args: Sequence) -> list:
+        inputs = [*self.jaxpr.constvars, *self.jaxpr.invars]
+        values = dict(zip(inputs, [*self.consts, *args], strict=True))
+        last = {v: i for i, (inputs, _, _) in enumerate(self.pieces) for v in inputs}
+        kept = set(variables(self.jaxpr.outvars))
+        for i, (inputs, outputs, run) in enumerate(self.pieces):
+            results = run(*(values[v] for v in inputs))
+            for v in inputs:
+                if last[v] == i and v not in kept:
+                    del values[v]  # so that its memory can be used again
+            values.update(zip(outputs, results, strict=True))
+        return [v.val if isinstance(v, Literal) else values[v] for v in self.jaxpr.outvars]
+
+
+def _loop(eqn) -> Callable[[Sequence], list]:
+    p = eqn.params
+    consts, carried = p["num_consts"], p["num_consts"] + p["num_carry"]
+    body, length, count = p["jaxpr"], p["length"], p["num_carry"]
+
+    def step(i, *given):
+        xs = [jax.lax.dynamic_index_in_dim(x, i, keepdims=False) for x in given[carried:]]
+        return jaxpr_as_fun(body)(*given[:carried], *xs)
+
+    shapes = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
+    pieces = Pieces(jax.make_jaxpr(step)(jax.ShapeDtypeStruct((), jnp.int32), *shapes))
+    stack = jax.jit(lambda rows: [jnp.stack(a) for a in zip(*rows, strict=True)])
+
+    def run(given):
+        carry, rows = list(given[consts:carried]), []
+        for i in range(length):
+            at = length - 1 - i if p["reverse"] else i
+            results = pieces([jnp.int32(at), *given[:consts], *carry, *given[carried:]])
+            carry = results[:count]
+            rows.append(results[count:])
+        rows = rows[::-1] if p["reverse"] else rows
+        return [*carry, *stack(rows)]
+
+    return run
+
+
+def _branches(eqn) -> Callable[[Sequence], list]:
+    """A call, or branches of which only the one that is taken is compiled."""
+    made: dict[int, Pieces] = {}
+
+    def run(given):
+        if eqn.primitive.name == "cond":
+            which, given = int(given[0]), given[1:]
+            closed = eqn.params["branches"][which]
+        else:
+            which, closed = 0, eqn.params["jaxpr"]
+        if which not in made:
+            made[which] = Pieces(closed)
+        return made[which](given)
+
+    return run
+
+
+def is_loop(eqn) -> bool:
+    return eqn.primitive.name == "scan" and LOOP in str(eqn.source_info.name_stack)
+
+
+def has_loop(eqn) -> bool:
+    """Is it one of mixfl's own loops, or does it have one inside?"""
+    if is_loop(eqn):
+        return True
+    if eqn.primitive.name not in ("cond", "jit"):
+        return False
+    return any(has_loop(e) for jaxpr in jaxprs_in_params(eqn.params) for e in jaxpr.eqns)

@@ -1,0 +1,75 @@
+"""Losses whose convolutions and poolings are computed in a way that is fast inside a loop.
+
+The loss itself shows its convolutions: it is traced, and each one is replaced by the product in
+convolution.py. Unlike the other forms, this one leaves the model as it is. So it serves every
+algorithm, at clients and at the server.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from mixfl.forms.convolution import convolution, refused
+from mixfl.forms.jaxpr import evaluated, inner_names
+from mixfl.forms.pooling import max_pooling
+from mixfl.problem import Problem
+
+
+def _convolution(p, lhs, rhs):
+    return None if refused(lhs, rhs, p) else convolution(lhs, rhs, p)
+
+
+REPLACE = {"conv_general_dilated": _convolution, "reduce_window_max": max_pooling}
+
+
+@dataclass(frozen=True)
+class InProducts:
+    """The same loss, up to rounding."""
+
+    loss: Callable
+
+    def __call__(self, *args):
+        closed, shape = jax.make_jaxpr(self.loss, return_shape=True)(*args)
+        results = evaluated(closed, jax.tree.leaves(args), REPLACE)
+        return jax.tree.unflatten(jax.tree.structure(shape), results)
+
+
+def has_convolutions(loss: Callable, *args: Any) -> bool:
+    """`args` may be shapes."""
+    traced = jax.make_jaxpr(loss)(*args)
+    names = {name for eqn in traced.jaxpr.eqns for name in (eqn.primitive.name, *inner_names(eqn))}
+    return "conv_general_dilated" in names or "reduce_window_max" in names
+
+
+def in_products(problem: Problem, x: Any) -> Problem:
+    """The problem with the losses that have convolutions replaced. `x` has the model's shapes."""
+
+    def replaced(term):
+        return dataclasses.replace(term, loss=InProducts(term.loss)) if has(term) else term
+
+    def has(term):
+        if getattr(term, "here", True) is False:
+            return False  # its nodes have the data
+        examples = term.examples
+        batch = [] if examples is None else [
+            {k: jax.ShapeDtypeStruct((2, *c.shape), c.dtype) for k, c in examples.columns.items()}
+        ]  # fmt: skip
+        try:
+            return has_convolutions(term.loss, x, *batch)
+        except Exception:  # the preflight says what is wrong with the loss
+            return False
+
+    terms = [replaced(term) for term in problem.terms]
+    return problem if terms == list(problem.terms) else problem.with_terms(terms)
+
+
+def products_in(problem: Problem) -> list[str]:
+    """The names of the terms whose losses were replaced."""
+    return [term.name for term in problem.terms if isinstance(term.loss, InProducts)]
+
+
+def original(loss: Callable) -> Callable:
+    return loss.loss if isinstance(loss, InProducts) else loss
