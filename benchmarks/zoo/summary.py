@@ -118,8 +118,8 @@ def markdown(rows: Sequence[Mapping]) -> list[str]:
         lines.append(f"| {model} | {' | '.join(cells)} | {_ms(torch)} | {_times(torch, 'torch')} |")
     lines += [
         "",
-        "| model | first round | with compiled programs | peak memory | PyTorch module: first round "
-        "| with compiled programs | peak memory |",
+        "| model | first round | with compiled programs | peak memory | PyTorch module: first "
+        "round | with compiled programs | peak memory |",
         "| --- | --- | --- | --- | --- | --- | --- |",
     ]
     for model in models:

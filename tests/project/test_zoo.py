@@ -80,9 +80,10 @@ def test_loops_agree(written):
 
 
 @pytest.mark.parametrize(
-    "written", ["cnn", *(pytest.param(m, marks=pytest.mark.slow) for m in ("resnet", "lstm", "gpt")),
-                "factors"], indirect=True,
-)  # fmt: skip
+    "written",
+    [pytest.param(m, marks=pytest.mark.numbers if m in ("resnet", "gpt") else ()) for m in MODELS],
+    indirect=True,
+)
 def test_mixfl_agrees(written):
     models = [after_rounds(e, written) for e in (mixfl_worker.Engine(), scan_worker.Engine())]
     assert report.difference(*models, protocol.Workload(written).params) < 1e-2
@@ -168,7 +169,7 @@ def test_operations_by_kind():
         {"while.3": 100, "dot.4": 6, "ynn_fusion.1": 2, "convert_fusion": 1, "copy.11": 1}
     )
     assert found["kinds"] == {"products": 0.8, "elementwise and sums": 0.1, "copies": 0.1}
-    assert list(found["largest"].items())[0] == ("dot.4", 0.6)
+    assert next(iter(found["largest"].items())) == ("dot.4", 0.6)
     assert operations.kind("broadcast_add_fusion.2") == operations.OTHERS
     assert operations.kind("copy_multiply_fusion") == operations.OTHERS
     assert operations.kind("select-and-scatter.1") == "gathers, scatters, pools"
