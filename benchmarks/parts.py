@@ -36,14 +36,13 @@ def round_parts(engine, rounds: int, trials: int = TRIALS) -> dict[str, float]:
 
     simulator = engine.simulator
     algorithm = simulator.at(0)
-    program = simulator.program(algorithm)
-    piece = next(iter(simulator.feeder.pieces(algorithm, 0)))
-    state = program.place(simulator.init())
+    pieces = list(simulator.feeder.pieces(algorithm, 0))
+    state = simulator.program(algorithm).place(simulator.init())
 
     def compiled():
         nonlocal state
         for _ in range(rounds):
-            state, _ = program.whole(state, piece.drawn, piece.clients)
+            state, _ = simulator._round(0, state, iter(pieces))
         jax.block_until_ready(state)
 
     def reading():

@@ -81,7 +81,7 @@ def test_loops_agree(written):
 
 @pytest.mark.parametrize(
     "written",
-    [pytest.param(m, marks=pytest.mark.numbers if m in ("resnet", "gpt") else ()) for m in MODELS],
+    [pytest.param(m, marks=pytest.mark.slow if m in ("resnet", "gpt") else ()) for m in MODELS],
     indirect=True,
 )
 def test_mixfl_agrees(written):
@@ -248,3 +248,14 @@ def test_unknown_models_are_refused():
     said = CliRunner().invoke(zoo.main, ["--models", "cnn,vit"])
     assert said.exit_code == 2
     assert "'vit' is unknown; known: logistic, mlp" in said.output
+
+
+@pytest.mark.parametrize("written", ["mlp"], indirect=True)
+def test_parts_of_a_round(written):
+    engine = mixfl_worker.Engine()
+    engine.init(written)
+    found = json.loads(json.dumps(engine.parts()))
+    assert set(found["ms"]) == {summary.LOOP, summary.COMPILED, summary.READING}
+    assert sum(found["kinds"].values()) == pytest.approx(1, abs=0.01)
+    line = summary.where(row("mixfl", 1.0, parts=found))
+    assert "products" in line
