@@ -35,7 +35,7 @@ VARIANTS: dict[str, list[dict[str, str]]] = {
         {"TORCH_PROCESSES": "1", "TORCH_THREADS": str(os.cpu_count())},
     ],
 }
-SLOW = 4.0  # seconds of a round of which fewer are run
+SLOW = 4.0  # seconds of a round; engines that take longer make only one trial
 
 
 @dataclass
@@ -159,9 +159,11 @@ def measure(runners: list[Runner], trials: int, rounds: int | None, seconds: flo
     for turn in range(trials):
         print(f"  trial {turn + 1} of {trials}", flush=True)
         for runner in runners:
-            runner.trial(rounds, seconds)
+            if turn == 0 or runner.round_s <= SLOW:
+                runner.trial(rounds, seconds)
+    quick = [r for r in runners if r.round_s <= SLOW]
     for turn in range(trials):
-        again = [r for r in runners if sorted(r.trials)[trials - 1][0] > DISTURBED]
+        again = [r for r in quick if sorted(r.trials)[trials - 1][0] > DISTURBED]
         if not again:
             break
         print(f"  disturbed by others: repeating {len(again)} engines ({turn + 1})", flush=True)
