@@ -83,8 +83,9 @@ lint: .venv/complete
 check: lint test test-system test-numbers
 
 # Installs the peers in .bench, each in an environment of its own; what can't be is left out.
-bench: .venv/ready
+bench: .venv/complete
 	$(BIN)/python -m benchmarks.rounds
+	$(BIN)/python -m benchmarks.zoo
 	$(BIN)/python -m benchmarks.growth
 	$(BIN)/python -m benchmarks.choices
 	$(BIN)/python -m benchmarks.trials

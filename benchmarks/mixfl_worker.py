@@ -7,12 +7,13 @@ includes all reading for them, even what the simulator reads ahead.
 """
 
 import sys
+import time
 from pathlib import Path
 
 import jax
 
 import mixfl
-from benchmarks import workloads
+from benchmarks import operations, parts, workloads
 from benchmarks.peers import protocol
 from mixfl.algorithms import ALGORITHMS
 from mixfl.data import ClientData
@@ -26,10 +27,13 @@ class Engine:
     def init(self, folder):
         folder = Path(folder)
         size = workloads.read_size(folder)
-        problem = workloads.problem(size, ClientData.open(folder / "store"))
+        problem = self.problem(size, folder)
         s = workloads.settings(size, **self.more)
         self.simulator = Simulator(problem, ALGORITHMS[self.algorithm].build(problem, s), s)
         self.state, self.t = self.simulator.init(), 0
+
+    def problem(self, size, folder):
+        return workloads.problem(size, ClientData.open(folder / "store"))
 
     def run(self, rounds):
         for result in self.simulator.rounds(self.state, self.t, self.t + rounds):
@@ -39,10 +43,25 @@ class Engine:
     def parameters(self):
         return workloads.named(self.state.x)
 
+    def parts(self):
+        """The parts of a round in ms, and the shares of its operations."""
+        begun = time.perf_counter()
+        self.run(1)
+        took = time.perf_counter() - begun
+        rounds = max(1, round(0.3 / took))
+        return {
+            "ms": parts.round_parts(self, rounds, trials=3),
+            **operations.profile(lambda: self.run(rounds)),
+        }
 
-if __name__ == "__main__":
+
+def main(engine):
     mixfl.prepare_process()  # as the command line does
     given = dict(argument.split("=", 1) for argument in sys.argv[2:])
     protocol.serve(
-        Engine(sys.argv[1], **{k: int(v) if v.isdigit() else v for k, v in given.items()})
+        engine(sys.argv[1], **{k: int(v) if v.isdigit() else v for k, v in given.items()})
     )
+
+
+if __name__ == "__main__":
+    main(Engine)

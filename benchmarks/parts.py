@@ -30,40 +30,43 @@ def medians(calls: dict[str, Callable[[], None]], trials: int = TRIALS) -> dict[
     return {name: float(np.median(times)) for name, times in times.items()}
 
 
-def round_parts(task: str) -> dict[str, float]:
+def round_parts(engine, rounds: int, trials: int = TRIALS) -> dict[str, float]:
+    """The parts of a round of an engine of benchmarks.mixfl_worker."""
     import jax
 
+    simulator = engine.simulator
+    algorithm = simulator.at(0)
+    pieces = list(simulator.feeder.pieces(algorithm, 0))
+    state = simulator.program(algorithm).place(simulator.init())
+
+    def compiled():
+        nonlocal state
+        for _ in range(rounds):
+            state, _ = simulator._round(0, state, iter(pieces))
+        jax.block_until_ready(state)
+
+    def reading():
+        for t in range(rounds):
+            list(simulator.feeder.pieces(algorithm, t))
+
+    calls = {
+        "the whole loop": lambda: engine.run(rounds),
+        "the compiled round alone": compiled,
+        "reading alone": reading,
+    }
+    return {name: ms / rounds for name, ms in medians(calls, trials).items()}
+
+
+def task_parts(task: str) -> dict[str, float]:
     from benchmarks import workloads
     from benchmarks.mixfl_worker import Engine
 
-    rounds = {"smile": 5, "movie": 20, "text": 1}[task]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "workload"
         workloads.write(workloads.SIZES[task], folder, rounds=1)
         engine = Engine("fedavg")
         engine.init(folder)
-        simulator = engine.simulator
-        algorithm = simulator.at(0)
-        program = simulator.program(algorithm)
-        piece = next(iter(simulator.feeder.pieces(algorithm, 0)))
-        state = program.place(simulator.init())
-
-        def compiled():
-            nonlocal state
-            for _ in range(rounds):
-                state, _ = program.whole(state, piece.drawn, piece.clients)
-            jax.block_until_ready(state)
-
-        def reading():
-            for t in range(rounds):
-                list(simulator.feeder.pieces(algorithm, t))
-
-        calls = {
-            "the whole loop": lambda: engine.run(rounds),
-            "the compiled round alone": compiled,
-            "reading alone": reading,
-        }
-        return {name: ms / rounds for name, ms in medians(calls).items()}
+        return round_parts(engine, {"smile": 5, "movie": 20, "text": 1}[task])
 
 
 def products() -> dict[str, float]:
@@ -101,7 +104,7 @@ def main(tasks: str):
     from mixfl.cli import print_table
 
     for task in tasks.split(","):
-        parts = round_parts(task) | (products() if task == "smile" else {})
+        parts = task_parts(task) | (products() if task == "smile" else {})
         print_table([task, "ms"], [[name, f"{ms:.3g}"] for name, ms in parts.items()])
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 TOLERANCE = 1e-3
-PEERS = ("fedjax", "pfl", "flower", "scan", "scan-dense")
+PEERS = ("fedjax", "pfl", "flower", "torch", "scan", "scan-dense")
 
 
 @dataclass
@@ -44,13 +44,16 @@ def difference(a: Mapping, b: Mapping, start: Mapping) -> float:
     return worst if np.isfinite(worst) else float("inf")
 
 
-def rows(task: str, measured: Sequence[Measured], start: Mapping, limit: float | None) -> list:
+def rows(
+    task: str, measured: Sequence[Measured], start: Mapping, limit: float | None,
+    tolerance: float = TOLERANCE,
+) -> list:  # fmt: skip
     """The rows of results.json. `limit` is the best rate of sgemm, in flop/s."""
     peers = {m.engine: m for m in measured if m.engine in PEERS and m.ms}
-    return [_row(task, m, peers, start, limit) for m in measured]
+    return [_row(task, m, peers, start, limit, tolerance) for m in measured]
 
 
-def _row(task, m: Measured, peers: Mapping[str, Measured], start, limit) -> dict[str, Any]:
+def _row(task, m: Measured, peers: Mapping[str, Measured], start, limit, tolerance) -> dict:
     row: dict[str, Any] = {
         "task": task, "engine": m.engine, "algorithm": m.algorithm, "ms_median": None,
         "ms_spread": None, "ratio_to": {}, "share_of_limit": None,
@@ -71,10 +74,10 @@ def _row(task, m: Measured, peers: Mapping[str, Measured], start, limit) -> dict
                 if m.params is not None and peer.params is not None
                 else float("inf")
             )
-            if apart <= TOLERANCE:
+            if apart <= tolerance:
                 row["ratio_to"][name] = round(peer.median / m.median, 3)
             else:
-                refused[name] = f"results differ by {apart:.1e}, more than {TOLERANCE:g}"
+                refused[name] = f"results differ by {apart:.1e}, more than {tolerance:.1g}"
     if refused:
         row["no_ratio"] = refused
     compile_s = max(0.0, m.first_s - m.median / 1000)

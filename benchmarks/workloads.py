@@ -1,4 +1,4 @@
-"""Writes the three workloads as plain arrays to a folder, so that every engine reads the same data.
+"""Writes the workloads as plain arrays to a folder, so that every engine reads the same data.
 
     <folder>/settings.json        S, K, |B_i|, learning rate, weight, sizes of the model
     <folder>/columns/<name>.npy   the clients' examples, grouped by client, all of equal size
@@ -11,14 +11,19 @@ history (examples with the same few movies), because the number of table rows of
 """
 
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
 
+from benchmarks import flops
+from benchmarks.peers import jax_models
+from benchmarks.sizes import Size
+from benchmarks.zoo import in_jax
+from benchmarks.zoo.models import MODELS
 from mixfl.data import ClientData
 from mixfl.engine import cohort
 from mixfl.problem import Central, Federated, Problem
@@ -29,22 +34,7 @@ from mixfl.trees import named_leaves
 
 SEED = 0
 CONTEXT = 10  # previous movies of an example
-
-
-@dataclass(frozen=True)
-class Size:
-    """The size of a workload. `model` has the numbers that the model needs."""
-
-    task: str
-    S: int
-    K: int
-    B: int
-    lr: float
-    weight: float  # of the federated term
-    clients: int
-    per_client: int
-    central: int  # examples at the server
-    model: dict[str, Any]
+FEW = 1e4  # flops of an example's products that decide nothing
 
 
 SIZES = {
@@ -66,6 +56,8 @@ SIZES = {
 def columns(size: Size, rows: int, rng: np.random.Generator) -> dict[str, np.ndarray]:
     """The examples of clients with `size.per_client` examples each."""
     m = size.model
+    if size.task in MODELS:
+        return MODELS[size.task].columns(m, rows, rng)
     if size.task == "smile":
         shape = (rows, m["side"], m["side"], 3)
         images = rng.integers(0, 256, shape, dtype=np.uint8)
@@ -139,6 +131,9 @@ def named(params) -> dict[str, np.ndarray]:
 def model(size: Size):
     """mixfl's `init` and federated loss."""
     m = size.model
+    if size.task in MODELS:
+        init, loss = in_jax.INITS[size.task], in_jax.LOSSES[size.task]
+        return partial(init, model=m), partial(loss, model=m)
     if size.task == "smile":
         loss = partial(smile.image_loss, mean=np.float32(0), scale=np.float32(1 / 255))
         return partial(smile.init, inputs=m["side"] ** 2 * 3, hidden=m["hidden"]), loss
@@ -153,10 +148,11 @@ def model(size: Size):
     return init, partial(movie.hinge_loss, margin=m["margin"])
 
 
-def problem(size: Size, clients: ClientData) -> Problem:
-    """mixfl's problem on the given clients."""
-    init, loss = model(size)
-    rows: dict = {"movies": ("context", "movie")} if size.task == "movie" else {}
+def problem(size: Size, clients: ClientData, init=None, loss=None, rows=None) -> Problem:
+    """mixfl's problem on the given clients; also with other functions than those of `model`."""
+    if loss is None:
+        init, loss = model(size)
+        rows = marked_rows(size.task)
     federated = Federated(loss, clients, weight=size.weight, rows=rows)
     weight = 1 - size.weight
     if size.task == "movie":
@@ -166,18 +162,21 @@ def problem(size: Size, clients: ClientData) -> Problem:
     return Problem(init, [federated, Central(loss, server, weight=weight)], name=size.task)
 
 
+def marked_rows(task: str) -> Mapping[str, Sequence[str]]:
+    if task in MODELS:
+        return MODELS[task].rows
+    return {"movies": ("context", "movie")} if task == "movie" else {}
+
+
 def flops_per_example(size: Size) -> float | None:
     """Flops of a gradient on the plain path: only products, 2 flop per multiply-add.
 
-    Counts the forward pass and the backward pass to weights and inputs, but not to raw inputs. The
-    text model's inputs are embeddings, each multiplied by the GRU's weights. None for the movie
-    task, which has next to no products.
+    The text model's inputs are embeddings, each multiplied by the GRU's weights. None for models
+    with next to no products.
     """
-    m = size.model
-    if size.task == "smile":
-        return 4 * m["side"] ** 2 * 3 * m["hidden"] + 6 * m["hidden"]
-    if size.task == "text":
-        h = m["hidden"]
-        per_character = h * 3 * h + m["embedding"] * 3 * h + h * m["vocabulary"]
-        return 6 * per_character * (m["length"] - 1)
-    return None
+    params = jax.eval_shape(model(size)[0], jax.random.key(SEED))
+    data = columns(size, size.per_client, np.random.default_rng(SEED))
+    example = {k: jax.ShapeDtypeStruct((1, *a.shape[1:]), a.dtype) for k, a in data.items()}
+    loss = partial(jax_models.LOSSES[size.task], model=size.model)
+    count = flops.of_gradient(loss, params, example)
+    return count if count > FEW else None

@@ -1,10 +1,12 @@
-"""The three losses in straightforward JAX, for fedjax and the bare loops.
+"""The losses in straightforward JAX, for fedjax and the bare loops.
 
 Each returns one loss per example of a batch. They work with old and new versions of JAX.
 """
 
 import jax
 import jax.numpy as jnp
+
+from benchmarks.zoo import in_jax
 
 
 def smile(params, batch, model):
@@ -49,4 +51,4 @@ def text(params, batch, model):
     return (jax.nn.logsumexp(z, -1) - right).mean(0)
 
 
-LOSSES = {"smile": smile, "movie": movie, "text": text}
+LOSSES = {"smile": smile, "movie": movie, "text": text, **in_jax.LOSSES}

@@ -2,9 +2,10 @@
 
 A worker is a process that reads one JSON object per line from stdin and answers each with one line:
 
-    {"do": "init", "folder": F}        reads the workload in F            -> {}
+    {"do": "init", "folder": F}        reads the workload in F            -> {"seconds": s}
     {"do": "run", "rounds": N}         runs N more rounds                 -> {"seconds": s}
     {"do": "parameters", "path": P}    writes the model to P (.npz)       -> {}
+    {"do": "parts"}                    measures where its time goes       -> what it found
     {"do": "quit"}
 
 After an error, the answer is {"error": text}. The driver measures the memory of the worker's
@@ -91,14 +92,16 @@ def serve(engine):
 
 
 def _answer(engine, asked):
+    begun = time.perf_counter()
     if asked["do"] == "init":
         engine.init(asked["folder"])
-        return {}
+        return {"seconds": time.perf_counter() - begun}
     if asked["do"] == "run":
-        begun = time.perf_counter()
         engine.run(asked["rounds"])
         return {"seconds": time.perf_counter() - begun}
     if asked["do"] == "parameters":
         np.savez(asked["path"], **engine.parameters())
         return {}
+    if asked["do"] == "parts":
+        return engine.parts()
     raise ValueError(f"unknown request {asked['do']!r}")

@@ -1,6 +1,6 @@
-"""The three models in PyTorch, for pfl-research and Flower.
+"""The models in PyTorch, for pfl-research, Flower and the PyTorch loop.
 
-`loss(**columns)` is the weighted mean over the batch. `load` and `named` convert from and to
+`loss(**columns)` is the weighted mean over the batch. `build` and `named` convert from and to
 mixfl's names and layouts. PyTorch's GRU has the gates of Keras' GRU in another order.
 """
 
@@ -8,6 +8,9 @@ import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
+
+from benchmarks.peers.turns import GATES, GATES_TRANSPOSED, SAME, TRANSPOSED
+from benchmarks.zoo.in_torch import MODULES
 
 
 class Smile(nn.Module):
@@ -23,8 +26,8 @@ class Smile(nn.Module):
 
     def translation(self):
         return {
-            "hidden/w": (self.hidden.weight, _transposed), "hidden/b": (self.hidden.bias, _same),
-            "logit/w": (self.logit.weight, _transposed), "logit/b": (self.logit.bias, _same),
+            "hidden/w": (self.hidden.weight, TRANSPOSED), "hidden/b": (self.hidden.bias, SAME),
+            "logit/w": (self.logit.weight, TRANSPOSED), "logit/b": (self.logit.bias, SAME),
         }  # fmt: skip
 
 
@@ -45,8 +48,8 @@ class Movie(nn.Module):
 
     def translation(self):
         return {
-            "movies": (self.movies.weight, _same), "context/b": (self.context.bias, _same),
-            "context/w": (self.context.weight, _transposed),
+            "movies": (self.movies.weight, SAME), "context/b": (self.context.bias, SAME),
+            "context/w": (self.context.weight, TRANSPOSED),
         }  # fmt: skip
 
 
@@ -67,10 +70,10 @@ class Text(nn.Module):
     def translation(self):
         gru = self.gru
         return {
-            "embedding": (self.embedding.weight, _same),
-            "gru/w": (gru.weight_ih_l0, _gates_transposed), "gru/b": (gru.bias_ih_l0, _gates),
-            "gru/u": (gru.weight_hh_l0, _gates_transposed), "gru/b_u": (gru.bias_hh_l0, _gates),
-            "dense/w": (self.dense.weight, _transposed), "dense/b": (self.dense.bias, _same),
+            "embedding": (self.embedding.weight, SAME),
+            "gru/w": (gru.weight_ih_l0, GATES_TRANSPOSED), "gru/b": (gru.bias_ih_l0, GATES),
+            "gru/u": (gru.weight_hh_l0, GATES_TRANSPOSED), "gru/b_u": (gru.bias_hh_l0, GATES),
+            "dense/w": (self.dense.weight, TRANSPOSED), "dense/b": (self.dense.bias, SAME),
         }  # fmt: skip
 
 
@@ -78,43 +81,29 @@ def _unit(vectors):
     return vectors * torch.rsqrt((vectors**2).sum(-1, keepdim=True) + 1e-12)
 
 
-# Each of these is its own inverse.
-
-
-def _same(a):
-    return a
-
-
-def _transposed(a):
-    return a.T
-
-
-def _gates(a):
-    """Update, reset, candidate (Keras) <-> reset, update, candidate (PyTorch)."""
-    first, second, candidate = np.split(a, 3, axis=-1)
-    return np.concatenate([second, first, candidate], axis=-1)
-
-
-def _gates_transposed(a):
-    """[inputs, 3 hidden] <-> [3 hidden, inputs]; Keras' layout is the wide one."""
-    if a.shape[0] < a.shape[1]:
-        return _gates(a).T
-    return _gates(a.T)
+def made(work):
+    if work.task in MODULES:
+        module = MODULES[work.task](work.model)
+        module.weight = work.size["weight"]
+        return module
+    return {"smile": Smile, "movie": Movie, "text": Text}[work.task](
+        work.model, work.size["weight"]
+    )
 
 
 def build(work):
-    module = {"smile": Smile, "movie": Movie, "text": Text}[work.task](
-        work.model, work.size["weight"]
-    )
+    module = made(work)
     with torch.no_grad():
         for name, (parameter, turn) in module.translation().items():
-            parameter.copy_(torch.from_numpy(np.ascontiguousarray(turn(work.params[name]))))
+            value = np.ascontiguousarray(turn.to_torch(work.params[name]))
+            assert value.shape == parameter.shape, name
+            parameter.copy_(torch.from_numpy(value))
     return module
 
 
 def named(module):
     return {
-        name: np.array(turn(parameter.detach().numpy()))
+        name: np.array(turn.to_jax(parameter.detach().numpy()))
         for name, (parameter, turn) in module.translation().items()
     }
 

@@ -1,0 +1,1 @@
+"""Seven models that people train: `python -m benchmarks.zoo`."""
