@@ -19,13 +19,13 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from benchmarks import flops
 from benchmarks.peers import jax_models
 from benchmarks.sizes import Size
 from benchmarks.zoo import in_jax
 from benchmarks.zoo.models import MODELS
 from mixfl.data import ClientData
 from mixfl.engine import cohort
+from mixfl.forms import flops
 from mixfl.problem import Central, Federated, Problem
 from mixfl.settings import Settings
 from mixfl.tasks import movie, smile

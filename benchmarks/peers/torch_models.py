@@ -7,7 +7,7 @@ mixfl's names and layouts. PyTorch's GRU has the gates of Keras' GRU in another 
 import numpy as np
 import torch
 from torch import nn
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 
 from benchmarks.peers.turns import GATES, GATES_TRANSPOSED, SAME, TRANSPOSED
 from benchmarks.zoo.in_torch import MODULES

@@ -7,7 +7,7 @@ as in blocks/0/qkv/w for blocks.0.qkv.weight, and JAX's layouts.
 import math
 
 from torch import nn
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 
 from benchmarks.peers.turns import KERNEL, SAME, TRANSPOSED, Turn
 

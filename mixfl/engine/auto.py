@@ -15,16 +15,17 @@ from mixfl.algorithms.contract import Algorithm, uses_own_loss_only
 from mixfl.engine import processes
 from mixfl.engine.sizes import Shape, client_shapes
 from mixfl.errors import MixflError
-from mixfl.forms import CHOOSE, low_rank
+from mixfl.forms import CHOOSE, flops, low_rank
 from mixfl.forms.base import Candidate, Form, Refused
 from mixfl.forms.low_rank import LowRank
-from mixfl.forms.products import in_products, products_in
+from mixfl.forms.products import in_products, original, products_in
 from mixfl.forms.rows import RowForm
 from mixfl.problem import Federated, Params, Problem
 from mixfl.settings import Settings
 from mixfl.trees import named_leaves
 
 LARGE_PARAMETER = 2**20  # numbers; measured, see docs/simulator.md
+FLOPS_PER_NUMBER = 500  # of a step's products, above which a large parameter is not what takes time
 SMALL_MODEL = 2**14  # numbers that a client trains
 GROUP = 10  # clients that train at once on a CPU, if they train few numbers
 AT_ONCE = 2**28  # numbers that clients train at once on an accelerator, 1 GB of float32
@@ -146,6 +147,17 @@ def clients_at_once(platform: str, clients: int, x: Params, forms: Sequence[Form
     return max(n for n in range(1, min(most, clients) + 1) if clients % n == 0)
 
 
+def flops_per_number(term: Federated, x: Params, s: Settings) -> float:
+    """Of the products of a client's step, per number of the model. 6 |B_i| in dense layers; more
+    in convolutions, and where a layer is used several times."""
+    shapes = term.examples.columns.items()
+    batch = {k: jax.ShapeDtypeStruct((s.client_batch, *c.shape), c.dtype) for k, c in shapes}
+    try:
+        return flops.of_gradient(original(term.loss), x, batch) / trained_numbers(x, ())
+    except Exception:  # can't be counted; or the preflight says what is wrong with the loss
+        return 0.0
+
+
 def choose_devices(
     problem: Problem, x: Params | None, algorithm: Algorithm, s: Settings, forms: Forms,
     platform: str = "cpu",
@@ -153,9 +165,9 @@ def choose_devices(
     """The number of devices that share a cohort. `auto` means all accelerators; on a CPU, in each
     process:
 
-    one if there are no clients, or if products are large enough to use all cores by themselves
-    (large parameters, low-rank layers); all but one for small models, where reading takes nearly as
-    long as training; otherwise all."""
+    one if there are no clients, or if products with large parameters (or low-rank layers), which
+    use all cores by themselves, are most of the work; all but one for small models, where reading
+    takes nearly as long as training; otherwise all."""
     available, count = processes.available(), jax.process_count()
     if s.aggregation != "mean" and algorithm.feed.clients:
         return _one_device(s, count)
@@ -164,7 +176,9 @@ def choose_devices(
             return available
         if x is None or forms.low_rank or not algorithm.feed.clients:
             return count
-        if any(p.size >= LARGE_PARAMETER for p in jax.tree.leaves(x)):
+        if any(p.size >= LARGE_PARAMETER for p in jax.tree.leaves(x)) and not all(
+            flops_per_number(term, x, s) > FLOPS_PER_NUMBER for term in problem.populations
+        ):
             return count
         small = all(trains_few_numbers(x, forms.of[t.name]) for t in problem.populations)
         return max(count, available - count) if small else available

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from benchmarks import flops, mixfl_worker, operations, report, scan_worker, workloads
+from benchmarks import mixfl_worker, operations, report, scan_worker, workloads
 from benchmarks.peers import protocol
 from benchmarks.zoo import __main__ as zoo
 from benchmarks.zoo import in_jax, summary
 from benchmarks.zoo.models import MODELS
+from mixfl.forms import flops
 
 SMALL = {
     "logistic": {"image": (5, 5), "classes": 3},
