@@ -30,7 +30,7 @@ CLEARLY = 1.3  # the compiled loop takes so many times as long
 SECONDS = 0.5  # of timing, for each way
 MOST_KEPT = 1000
 
-# As fast in a loop as outside of one (python -m benchmarks.operators), or free.
+# As fast in a loop as outside of one (python -m benchmarks.in_loops), or free.
 KNOWN = frozenset(
     name
     for line in (

@@ -4,6 +4,8 @@ rows.py          a client gets only the table rows that its data names
 low_rank.py      a dense layer on raw inputs without a copy of it per client
 first_layers.py  finds such layers in a loss
 lookups.py       gradients of tables, as the rows that were looked up
+products.py      a loss with its convolutions (convolution.py) and poolings (pooling.py) as products
+flops.py         counts the products of a loss
 jaxpr.py         a loss as a list of operations: shows how it uses a parameter
 """
 
