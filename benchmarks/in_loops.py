@@ -4,7 +4,7 @@ five steps over that of five steps written out.
     python -m benchmarks.in_loops [--only conv]
 
 A ratio near 1 means that the operator may stand in a compiled round. `mixfl/engine/loops.py` lists
-those (KNOWN); any other is timed before a run. mixfl's own convolutions are in the list as products.
+those (KNOWN); any other is timed before a run. mixfl computes convolutions as products.
 """
 
 import time
