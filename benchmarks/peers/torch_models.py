@@ -7,7 +7,7 @@ mixfl's names and layouts. PyTorch's GRU has the gates of Keras' GRU in another 
 import numpy as np
 import torch
 from torch import nn
-from torch.nn import functional as F  # noqa: N812
+from torch.nn import functional as F
 
 
 class Smile(nn.Module):
