@@ -123,9 +123,19 @@ class Round:
         carry, reports = self._sum(broadcasts, clients, state.aggregation, rates)
         return self._finish(state, drawn, broadcasts, carry, [reports], rates)
 
-    def jaxpr(self, state, drawn, clients, rates):
-        """The operations of a round. The arguments may be shapes."""
-        return self.whole.trace(state, drawn, clients, rates).jaxpr
+    def jaxpr(self, state, piece: Any, rates):
+        """The operations of a round, from a state's shapes and a piece of its data."""
+        arguments = state, piece.drawn, piece.clients, rates
+        if not piece.last:  # `whole` never runs
+            before = self.traces
+            jaxpr = jax.make_jaxpr(self._whole)(*arguments)
+            self.traces = before
+            return jaxpr
+        if self.mesh is not None:  # as it will be called, so that nothing is traced again
+            everywhere = NamedSharding(self.mesh, P())
+            shape = jax.ShapeDtypeStruct
+            state = jax.tree.map(lambda a: shape(a.shape, a.dtype, sharding=everywhere), state)
+        return self.whole.trace(state, *arguments[1:]).jaxpr
 
     def _begin(self, state, drawn, rates=None):
         return self._built(rates)[0].broadcast(state.algorithm, self._told(drawn))

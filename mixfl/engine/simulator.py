@@ -96,7 +96,7 @@ class Simulator:
     def _jaxpr(self):
         piece = next(self.feeder.pieces(self.at(0), 0))
         rates = {} if (program := self.program(self.at(0))).constant else self.rates()
-        return program.jaxpr(self.shapes(), piece.drawn, piece.clients, rates)
+        return program.jaxpr(self.shapes(), piece, rates)
 
     def init(self) -> Any:
         """The state before the first round; the model comes from the seed."""
