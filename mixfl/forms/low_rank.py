@@ -164,12 +164,9 @@ class Started(LowRank):
         """The sum over clients of X_i' C_i."""
         x_i, layer = self.inputs[stacked.weight], self.layers[stacked.weight]
         c = stacked.c.reshape(-1, layer.width)
-        if without is None:
-            total = c.T @ x_i
-        else:
-            total = jax.lax.cond(
-                jnp.any(without), lambda: _one_by_one(c, x_i, without), lambda: c.T @ x_i
-            )
+        total = c.T @ x_i if without is None else jax.lax.cond(
+            jnp.any(without), lambda: _one_by_one(c, x_i, without), lambda: c.T @ x_i
+        )  # fmt: skip
         if not layer.transposed:
             # Transposing after the product is faster; the barrier keeps XLA from undoing it.
             total = jax.lax.optimization_barrier(total).T

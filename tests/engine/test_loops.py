@@ -15,6 +15,7 @@ from mixfl.algorithms import ALGORITHMS
 from mixfl.algorithms.loops import scan as loop
 from mixfl.engine import Simulator, dispatch, loops
 from mixfl.engine.dispatch import Dispatched
+from mixfl.forms.jaxpr import jaxprs_in_params
 from mixfl.settings import Settings
 
 
@@ -77,6 +78,30 @@ def test_chunks_of_a_cohort_on_the_host():
     _, y = models("2wgt", layer_problem(), dataclasses.replace(S, loops="compiled"))
     for a, b in zip(jax.tree.leaves(x), jax.tree.leaves(y), strict=True):
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
+
+
+def test_a_loop_in_a_loss_stays_compiled():
+    def loss(params, batch):
+        steps = jax.lax.scan(lambda c, _: (jnp.tanh(c * params["w"]), None), batch["x"], length=7)
+        return jnp.sum(steps[0], 1)
+
+    x = np.ones((40, 2), np.float32)
+    clients = mixfl.ClientData.from_arrays({"x": x}, client=np.repeat(np.arange(4), 10))
+    problem = mixfl.Problem(lambda key: {"w": jnp.ones(2)}, [mixfl.Federated(loss, clients)])
+    simulator = Simulator(problem, ALGORITHMS["fedavg"].build(problem, S), S)
+
+    def scans(jaxpr):
+        for eqn in jaxpr.eqns:
+            if eqn.primitive.name in ("scan", "while"):
+                yield eqn
+            for inner in jaxprs_in_params(eqn.params):
+                yield from scans(inner)
+
+    every = list(scans(simulator._jaxpr().jaxpr))
+    own = [e for e in every if e.params.get("length") == 7]
+    assert own
+    assert not any(map(dispatch.is_loop, own))
+    assert sum(map(dispatch.is_loop, every)) == 2  # over clients, and over steps
 
 
 # The choice

@@ -223,3 +223,26 @@ def test_a_round_has_no_convolution_left():
     names = {n for e in simulator._jaxpr().jaxpr.eqns for n in (e.primitive.name, *inner_names(e))}
     assert "dot_general" in names
     assert "conv_general_dilated" not in names
+
+
+@pytest.mark.parametrize("side", [4, 60])
+def test_large_parameters_share_a_cohort_unless_they_are_the_work(side):
+    """A large dense layer alone uses all cores; large convolutions before it do not."""
+
+    def loss(params, batch):
+        z = lax.conv_general_dilated(
+            batch["x"], params["w"], (1, 1), "SAME", dimension_numbers=LAST
+        )
+        z = lax.conv_general_dilated(z, params["v"], (1, 1), "SAME", dimension_numbers=LAST)
+        return jnp.sum(jnp.tanh(z.mean((1, 2)) @ params["dense"]), 1)
+
+    def start(key):
+        return {"w": jnp.zeros((3, 3, 1, 64)), "v": jnp.zeros((3, 3, 64, 64)),
+                "dense": jnp.zeros((64, 2**14))}  # fmt: skip
+
+    x = np.zeros((8, side, side, 1), np.float32)
+    clients = mixfl.ClientData.from_arrays({"x": x}, client=np.arange(8))
+    problem = mixfl.Problem(start, [mixfl.Federated(loss, clients)])
+    s = dataclasses.replace(BASE, devices="auto")
+    simulator = Simulator(problem, ALGORITHMS["fedavg"].build(problem, s), s)
+    assert simulator.devices == (1 if side == 4 else jax.device_count())
