@@ -57,8 +57,9 @@ def predicted_bytes(simulator: Simulator) -> Memory:
     broadcasts = jax.eval_shape(algorithm.broadcast, state.algorithm, piece.drawn)
     sent = new_bytes(algorithm.broadcast, state.algorithm, piece.drawn)
     central = tree_bytes(jax.eval_shape(algorithm.central, state.algorithm, piece.drawn))
+    devices = simulator.devices // jax.process_count()
     batches = [
-        server_step(term, state.x, drawn, simulator.devices)
+        server_step(term, state.x, drawn, devices)
         for term, drawn in zip(problem.terms, piece.drawn, strict=True)
         if drawn is not None
     ]
@@ -67,10 +68,9 @@ def predicted_bytes(simulator: Simulator) -> Memory:
     if piece.clients:
         program = simulator.program(algorithm)
         rates = {} if program.constant else simulator.rates()
-        given = broadcasts, piece.clients, state.aggregation, rates
-        sums = tree_bytes(jax.eval_shape(program._sum, *given)[0])
+        sums = tree_bytes(program.of_sums(broadcasts, piece.clients, state.aggregation, rates))
         clients = sums + sent + max(
-            client(simulator, term, broadcast, feeds)
+            client(simulator, devices, term, broadcast, feeds)
             for term, broadcast, sizes in zip(
                 problem.populations, broadcasts, piece.clients, strict=True
             )
@@ -83,17 +83,16 @@ def predicted_bytes(simulator: Simulator) -> Memory:
         clients=clients,
         server=sent + sums + central + step if central else 0,
         data=PIECES * tree_bytes((piece.drawn, piece.clients)),
-        devices=simulator.devices // jax.process_count(),
+        devices=devices,
     )
 
 
-def client(simulator: Simulator, term: Term, broadcast: Any, feeds: Any) -> int:
+def client(simulator: Simulator, devices: int, term: Term, broadcast: Any, feeds: Any) -> int:
     """Of the clients of one size that train at once on a device."""
     s, x = simulator.s, broadcast.x
     count, steps, _ = feeds.batches.mask.shape
     forms = simulator.forms.at(simulator.at(0)).sized(term.name, feeds.batches.mask.shape[1:])
-    share = count // simulator.devices
-    at_once = clients_at_once(simulator.platform, share, x, forms)
+    at_once = clients_at_once(simulator.platform, count // devices, x, forms)
     opt = tree_bytes(jax.eval_shape(make(s.client_opt, s.client_lr).init, x))
     drift = tree_bytes(jax.eval_shape(lambda b: with_drift(s, b).drift, broadcast))
     one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[2:], a.dtype), feeds.batches)
@@ -116,9 +115,8 @@ def server_step(term: Term, x: Any, drawn: Any, devices: int) -> int:
 
 def gradient_bytes(term: Term, x: Any, batch: Batches) -> int:
     """A gradient and its activations, as XLA counts them."""
-    analysis = (
-        jax.jit(lambda x, b: gradient(term, x, b)).lower(x, batch).compile().memory_analysis()
-    )
+    compiled = jax.jit(lambda x, b: gradient(term, x, b)).lower(x, batch).compile()
+    analysis: Any = compiled.memory_analysis()
     return analysis.temp_size_in_bytes + analysis.output_size_in_bytes
 
 
