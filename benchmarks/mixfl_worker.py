@@ -13,11 +13,14 @@ from pathlib import Path
 import jax
 
 import mixfl
-from benchmarks import operations, parts, workloads
+from benchmarks import operations, parts, resident, workloads
 from benchmarks.peers import protocol
 from mixfl.algorithms import ALGORITHMS
 from mixfl.data import ClientData
-from mixfl.engine import Simulator
+from mixfl.engine import Simulator, memory
+
+MB = 2**20
+ROUNDS = 3  # in which memory is measured
 
 
 class Engine:
@@ -53,6 +56,20 @@ class Engine:
             "ms": parts.round_parts(self, rounds, trials=3),
             **operations.profile(lambda: self.run(rounds)),
         }
+
+    def memory(self):
+        """In MB: what rounds add to the resident size, with the state, and what is predicted."""
+        self.run(1)
+        base = resident.trimmed_mb()
+        resident.forget_peak()
+        self.run(ROUNDS)
+        peak = resident.peak_mb()
+        predicted = memory.predicted_bytes(self.simulator)
+        held = predicted.devices * predicted.state / MB
+        return {
+            "devices": predicted.devices, "model_mb": predicted.model / MB,
+            "measured_mb": peak - base + held, "predicted_mb": predicted.total / MB,
+        }  # fmt: skip
 
 
 def main(engine):

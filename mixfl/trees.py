@@ -1,5 +1,6 @@
-"""Parameters by their names."""
+"""Parameters by their names, and their size."""
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,6 +14,11 @@ def name(path) -> str:
 
 def named_leaves(tree) -> dict[str, Any]:
     return {name(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def tree_bytes(tree) -> int:
+    """The leaves may be shapes."""
+    return sum(math.prod(a.shape) * a.dtype.itemsize for a in jax.tree.leaves(tree))
 
 
 def on_named(function: Callable, by_name: Mapping[str, Any], tree, *more):

@@ -6,6 +6,7 @@ A worker is a process that reads one JSON object per line from stdin and answers
     {"do": "run", "rounds": N}         runs N more rounds                 -> {"seconds": s}
     {"do": "parameters", "path": P}    writes the model to P (.npz)       -> {}
     {"do": "parts"}                    measures where its time goes       -> what it found
+    {"do": "memory"}                   predicts what a round holds        -> in MB
     {"do": "quit"}
 
 After an error, the answer is {"error": text}. The driver measures the memory of the worker's
@@ -104,4 +105,6 @@ def _answer(engine, asked):
         return {}
     if asked["do"] == "parts":
         return engine.parts()
+    if asked["do"] == "memory":
+        return engine.memory()
     raise ValueError(f"unknown request {asked['do']!r}")

@@ -43,7 +43,7 @@ def ratings(m: Mapping[str, Any], rows: int, rng: np.random.Generator) -> Column
     }
 
 
-def _size(task: str, S: int, K: int, B: int, lr: float, clients: int, **model: Any) -> Size:
+def sized(task: str, S: int, K: int, B: int, lr: float, clients: int, **model: Any) -> Size:
     per_client = 2 * K * B
     return Size(task, S, K, B, lr, 0.5, clients, per_client, 4 * K * B, model)
 
@@ -53,34 +53,34 @@ DIGIT, PHOTO = (28, 28), (32, 32, 3)
 
 MODELS = {
     "logistic": Model(
-        _size("logistic", S=100, K=5, B=10, lr=0.1, clients=400, image=DIGIT, classes=10), images
+        sized("logistic", S=100, K=5, B=10, lr=0.1, clients=400, image=DIGIT, classes=10), images
     ),
     "mlp": Model(
-        _size("mlp", S=50, K=5, B=10, lr=0.1, clients=200, image=DIGIT, classes=10, hidden=200),
+        sized("mlp", S=50, K=5, B=10, lr=0.1, clients=200, image=DIGIT, classes=10, hidden=200),
         images, peers=ALL,
     ),
     "cnn": Model(
-        _size("cnn", S=20, K=5, B=20, lr=0.05, clients=60, image=DIGIT, classes=62,
+        sized("cnn", S=20, K=5, B=20, lr=0.05, clients=60, image=DIGIT, classes=62,
               channels=(32, 64), hidden=128),
         images, asked=2.5, peers=ALL,
     ),
     "resnet": Model(
-        _size("resnet", S=10, K=2, B=10, lr=0.1, clients=40, image=PHOTO, classes=10,
+        sized("resnet", S=10, K=2, B=10, lr=0.1, clients=40, image=PHOTO, classes=10,
               stages=(16, 32, 64), blocks=3, groups=8),
         images,
     ),
     "lstm": Model(
-        _size("lstm", S=10, K=2, B=10, lr=1.0, clients=40, vocabulary=90, embedding=8, hidden=256,
+        sized("lstm", S=10, K=2, B=10, lr=1.0, clients=40, vocabulary=90, embedding=8, hidden=256,
               layers=2, length=80),
         texts,
     ),
     "gpt": Model(
-        _size("gpt", S=10, K=2, B=8, lr=0.1, clients=40, vocabulary=90, width=128, layers=4,
+        sized("gpt", S=10, K=2, B=8, lr=0.1, clients=40, vocabulary=90, width=128, layers=4,
               heads=4, length=64),
         texts,
     ),
     "factors": Model(
-        _size("factors", S=100, K=5, B=20, lr=0.5, clients=1000, users=1000, items=3000, width=32,
+        sized("factors", S=100, K=5, B=20, lr=0.5, clients=1000, users=1000, items=3000, width=32,
               per_user=200),
         ratings, rows={"users": ("user",), "user_bias": ("user",), "items": ("item",),
                        "item_bias": ("item",)},

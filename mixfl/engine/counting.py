@@ -13,6 +13,7 @@ from mixfl.engine.base import RoundBytes
 from mixfl.engine.feeding import Feeder, Piece
 from mixfl.forms.rows import RowForm, restrict
 from mixfl.problem import Problem
+from mixfl.trees import tree_bytes
 
 
 class ByteCounter:
@@ -80,7 +81,9 @@ class ByteCounter:
                 own = jax.eval_shape(restrict, broadcast, ids) if ids else broadcast
                 up = jax.eval_shape(lambda b, f: self._sent(algorithm, term, b, f), own, one)
                 up = up._replace(loss=None)
-                return np.array([_bytes(own) + _bytes(one.share), _bytes((up, ids))], float)
+                return np.array(
+                    [tree_bytes(own) + tree_bytes(one.share), tree_bytes((up, ids))], float
+                )
 
             # Affine in the number of rows, so counting with one row and with two is enough.
             single = {table: 1 for table in self.forms.at(algorithm).tables.get(term.name, ())}
@@ -104,7 +107,3 @@ def _rows(piece: Piece) -> list:
         return {n: ids[real] for n, ids in (feed.notes or {}).get(RowForm.name, {}).items()}
 
     return [[of(feed) for feed in feeds] for feeds in piece.clients]
-
-
-def _bytes(tree) -> int:
-    return sum(int(np.prod(a.shape)) * a.dtype.itemsize for a in jax.tree.leaves(tree))

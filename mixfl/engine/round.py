@@ -165,9 +165,12 @@ class Round:
 
     def empty(self, broadcasts, clients, aggregation, rates=None) -> Carry:
         if self.shapes is None:
-            shapes = jax.eval_shape(self._sum, broadcasts, clients, aggregation, rates)
-            self.shapes = shapes[0]
+            self.shapes = self.of_sums(broadcasts, clients, aggregation, rates)
         return self.place(jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), self.shapes))
+
+    def of_sums(self, *arguments) -> Any:
+        """The shapes of the sums. The arguments are those of `empty`, or their shapes."""
+        return jax.eval_shape(self._sum, *arguments)[0]
 
     def place(self, tree):
         """Puts a tree where the programs leave their results, so JAX need not compile again."""

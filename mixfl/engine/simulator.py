@@ -23,8 +23,11 @@ from mixfl.errors import MixflError
 from mixfl.forms.products import products_in
 from mixfl.problem import Params, Problem
 from mixfl.settings import Settings
+from mixfl.trees import tree_bytes
 
 LONG_ROUND = 32  # a round with this many chunks of central batches reports its progress
+LARGE_STATE = 32 << 20  # bytes, above which only one round at a time has memory
+PAUSE = 0.002  # seconds
 
 
 @dataclass
@@ -201,13 +204,15 @@ class Simulator:
         state = self.program(self.at(start), start).place(state)
         feed = Prefetch(source)
         pending: Any = None
+        large = tree_bytes(state) >= LARGE_STATE
         try:
             pieces = iter(feed)
             for t in range(start, stop):
+                if large:
+                    _freed(pending)
                 state, info = self._round(t, state, pieces)
                 # Stay only one round ahead of the device, to bound memory and to react to Ctrl-C.
-                if pending is not None:
-                    jax.block_until_ready(pending)
+                jax.block_until_ready(pending)
                 pending = info
                 yield RoundResult(t + 1, state, info)
         finally:
@@ -248,6 +253,14 @@ class Simulator:
         self.byte_counter.read(piece)
         drawn, clients = program.joined(piece.drawn, piece.clients)
         return piece._replace(drawn=drawn, clients=clients)
+
+
+def _freed(result) -> None:
+    """Waits until a round is done and has freed its memory. The next one gets its own when it is
+    dispatched, even if it has to wait; and JAX frees shortly after it returns a result."""
+    if result is not None:
+        jax.block_until_ready(result)
+        time.sleep(PAUSE)
 
 
 def check_params(x: Params) -> None:
