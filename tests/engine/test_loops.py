@@ -59,7 +59,10 @@ def models(algorithm, problem, s):
     return simulator, x
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "2wgt", "1wgt", "oracle", "pretrain"])
+MORE = [pytest.param(name, marks=pytest.mark.numbers) for name in ("1wgt", "oracle", "pretrain")]
+
+
+@pytest.mark.parametrize("algorithm", ["fedavg", "2wgt", *MORE])
 @pytest.mark.parametrize("make", [layer_problem, tables], ids=["layers", "tables"])
 def test_the_host_gives_what_the_compiled_round_gives(algorithm, make):
     problem = make()
@@ -72,6 +75,7 @@ def test_the_host_gives_what_the_compiled_round_gives(algorithm, make):
         np.testing.assert_allclose(a, b, rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.numbers
 def test_chunks_of_a_cohort_on_the_host():
     s = dataclasses.replace(S, loops="host", cohort_chunk=2)
     _, x = models("2wgt", layer_problem(), s)

@@ -75,6 +75,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS)
+@pytest.mark.numbers
 def test_rounds_are_those_of_a_cpu(form):
     make, changes = FORMS[form]
     results = []

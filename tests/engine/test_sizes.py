@@ -290,6 +290,7 @@ def any_size(alone: bool):
 
 
 @pytest.mark.parametrize("alone", [True, pytest.param(False, marks=pytest.mark.numbers)])
+@pytest.mark.numbers
 def test_row_sparse_tables_of_several_sizes(alone):
     _, expected, info = table_problem.trained("2wgt", tables="dense")
     one = table_problem.simulator("2wgt")
@@ -306,6 +307,7 @@ def test_row_sparse_tables_of_several_sizes(alone):
 
 
 @pytest.mark.parametrize("alone", [True, pytest.param(False, marks=pytest.mark.numbers)])
+@pytest.mark.numbers
 def test_low_rank_layers_of_several_sizes(alone):
     with any_size(alone):
         simulator, _ = layer_problem.agree(
@@ -314,6 +316,7 @@ def test_low_rank_layers_of_several_sizes(alone):
         assert len(simulator.feeder.shapes[0]) > 1
 
 
+@pytest.mark.numbers
 def test_a_form_may_pay_for_small_clients_only():
     people = layer_problem.people(sizes=[6] * 30 + [300])
     p = mixfl.Problem(layer_problem.init, [mixfl.Federated(layer_problem.network, people)])

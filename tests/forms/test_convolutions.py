@@ -205,7 +205,10 @@ def models(algorithm, s, problem):
     return simulator, jax.tree.map(np.array, state.x)
 
 
-@pytest.mark.parametrize("algorithm", ["fedavg", "pt", "1wgt", "2wgt", "oracle"])
+MORE = [pytest.param(name, marks=pytest.mark.numbers) for name in ("fedavg", "pt", "1wgt")]
+
+
+@pytest.mark.parametrize("algorithm", ["2wgt", "oracle", *MORE])
 def test_rounds_are_the_same_with_products(algorithm):
     with_products, x = models(algorithm, BASE, problem())
     s = dataclasses.replace(BASE, convolutions="plain", loops="compiled")

@@ -106,6 +106,7 @@ def after_rounds(engine, folder):
     return engine.parameters()
 
 
+@pytest.mark.system
 def test_processes_of_the_torch_loop_divide_the_cohort(tmp_path):
     """Over the protocol: two processes compute what one does, and another start something else."""
     pytest.importorskip("torch")

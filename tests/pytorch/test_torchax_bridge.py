@@ -44,6 +44,7 @@ print(loss(params, batch), loss.notes)
 """
 
 
+@pytest.mark.system
 def test_without_torchax_pytorch_is_called():
     ended = subprocess.run([sys.executable, "-c", CODE], capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
