@@ -93,8 +93,8 @@ def lower(simulator, t=0):
     """The whole round, for both kinds of accelerators."""
     algorithm = simulator.at(t)
     piece = next(iter(simulator.feeder.pieces(algorithm, t)))
-    export = jax.export.export(simulator.program(algorithm).whole, platforms=["cuda", "tpu"])
-    return export(simulator.shapes(), piece.drawn, piece.clients)
+    export = jax.export.export(simulator.program(algorithm, t).whole, platforms=["cuda", "tpu"])
+    return export(simulator.shapes(), piece.drawn, piece.clients, simulator.rates())
 
 
 @pytest.mark.numbers
