@@ -20,10 +20,10 @@ from mixfl.forms.products import InProducts, has_convolutions
 STEPS, TRIALS = 5, 5
 
 
-def conv(shape, kernel, layout, **more):
+def conv(shape, kernel, layout, padding="SAME", **more):
     def loss(w, x):
         y = jax.lax.conv_general_dilated(
-            x, w, (1,) * (len(shape) - 2), "SAME", dimension_numbers=layout, **more
+            x, w, (1,) * (len(shape) - 2), padding, dimension_numbers=layout, **more
         )
         return jnp.sum(jnp.square(y))
 
@@ -48,7 +48,7 @@ CASES = {  # name: loss(w, x), shape of w, shape of x
     "convolution 3x3": conv((20, 24, 24, 32), (3, 3, 32, 32), HWIO),
     "convolution 1-D": conv((20, 256, 32), (3, 32, 32), ("NHC", "HIO", "NHC")),
     "depthwise": conv((20, 24, 24, 32), (3, 3, 1, 32), HWIO, feature_group_count=32),
-    "transposed": conv((20, 12, 12, 32), (3, 3, 32, 32), HWIO, lhs_dilation=(2, 2)),
+    "transposed": conv((20, 12, 12, 32), (3, 3, 32, 32), HWIO, [(1, 1)] * 2, lhs_dilation=(2, 2)),
     "dense": (lambda w, x: jnp.sum(jnp.tanh(x @ w)), (512, 512), (64, 512)),
     "recurrent": (scan_of(lambda w, c, x: jnp.tanh((c + x) @ w), 128), (128, 128), (50, 20, 128)),
     "attention": (attention, (64, 192), (20, 64, 64)),

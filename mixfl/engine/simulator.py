@@ -64,6 +64,7 @@ class Simulator:
         self.aggregation = chain(s) if algorithm.feed.clients else Chain([])
         self.forms = choose_forms(problem, x, algorithm, s, self.aggregation)
         self.host = False  # do the loops run on the host?
+        self.not_timed = ""  # why that was not found out
         self._on_devices(choose_devices(problem, x, algorithm, s, self.forms, self.platform))
         self.feeder.check_draws(self.at(0))
         self.programs: dict[Algorithm, Round] = {}
@@ -83,14 +84,18 @@ class Simulator:
     @functools.cached_property
     def unknown(self) -> set[str]:
         """Decides where the loops run. Returns the operators for which that was timed."""
-        unknown, host = set(), self.s.loops == "host"
+        unknown: set[str] = set()
+        host = self.s.loops == "host"
         if self.s.loops == "auto" and self.platform == "cpu" and jax.process_count() == 1:
             try:
                 jaxpr = self._jaxpr()
-                unknown = unknown_operators(jaxpr)
-                host = bool(unknown) and slow_in_loops(jaxpr, self.devices)
             except Exception:  # the preflight or the run says what is wrong
-                pass
+                return unknown
+            unknown = unknown_operators(jaxpr)
+            try:
+                host = bool(unknown) and slow_in_loops(jaxpr, self.devices)
+            except Exception as error:
+                self.not_timed = f"could not be timed ({type(error).__name__})"
         if host:
             self.host, self.programs = True, {}
             self._on_devices(1)
@@ -145,6 +150,11 @@ class Simulator:
             yield (
                 f"{', '.join(sorted(self.unknown))}: slow in a compiled loop. The loops over "
                 "clients and steps run on the host"
+            )
+        if self.unknown and self.not_timed:
+            yield (
+                f"{', '.join(sorted(self.unknown))}: {self.not_timed}. If rounds are slow, try "
+                "loops = host"
             )
         layers = {name for weights in self.forms.low_rank.values() for name in weights}
         if layers:

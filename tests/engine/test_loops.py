@@ -159,6 +159,19 @@ def test_a_damaged_file_is_timed_again(monkeypatch, tmp_path):
     assert json.loads((tmp_path / "loops.json").read_text())
 
 
+def test_what_can_not_be_timed_is_said(monkeypatch, tmp_path):
+    monkeypatch.setattr(loops, "programs_folder", lambda: tmp_path)
+
+    def fails(eqn):
+        raise RuntimeError("no")
+
+    monkeypatch.setattr(loops, "timed", fails)
+    simulator, _ = models("fedavg", odd_problem(), S)
+    assert simulator.resolved().loops == "compiled"
+    (note,) = [n for n in simulator.notes() if "could not be timed (RuntimeError)" in n]
+    assert "cholesky" in note
+
+
 def test_known_operators_are_not_timed(monkeypatch):
     monkeypatch.setattr(loops, "timed", lambda eqn: pytest.fail("timed"))
     for make in (layer_problem, tables):

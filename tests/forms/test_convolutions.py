@@ -70,6 +70,8 @@ def assert_close(a, b):
 @pytest.mark.parametrize("case", ["plain", "transposed"])
 def test_blocks_change_nothing(case, monkeypatch):
     monkeypatch.setattr(convolution, "BLOCK", 700)
+    g = convolution.Geometry((9, 8), (7, 6), (1, 1), convolution.every_offset((3, 3), (1, 1)))
+    assert convolution.block_size(g, 4, 3) == 1  # as in "plain": three blocks
     test_products_are_xlas_convolutions(case)
 
 
