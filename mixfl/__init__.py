@@ -19,6 +19,7 @@ _WHERE = {
     "Settings": "mixfl.settings",
     "MixflError": "mixfl.errors",
     "Diverged": "mixfl.errors",
+    "Interrupted": "mixfl.errors",
     "train": "mixfl.runs.training",
     "load": "mixfl.runs.reading",
     "prepare_process": "mixfl.process",
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
         two_way_gt,
     )  # fmt: skip
     from mixfl.data.examples import ClientData, Examples
-    from mixfl.errors import Diverged, MixflError
+    from mixfl.errors import Diverged, Interrupted, MixflError
     from mixfl.problem import Central, Federated, Problem
     from mixfl.process import prepare_process
     from mixfl.runs.reading import load

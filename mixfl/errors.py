@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Iterable
+from typing import Any
 
 
 class MixflError(Exception):
@@ -23,10 +24,15 @@ class Diverged(MixflError):
 
 
 class Interrupted(MixflError):
-    """Ctrl-C: the state is saved, and the message says how to continue."""
+    """Ctrl-C or SIGTERM: what a run folder has is saved, and the message says how to continue.
+
+    `result` has the model and the metrics so far (a `mixfl.runs.training.Result`), with and without
+    a run folder.
+    """
 
     exit_code = 130
     everywhere = True
+    result: Any = None
 
 
 def unknown(kind: str, given: object, valid: Iterable[str]) -> MixflError:

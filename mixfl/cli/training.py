@@ -54,7 +54,10 @@ def run(
         )  # fmt: skip
     name = task if ".py" not in task else planned.problem.name
     out = out or Path("runs") / f"{name}-{algorithm}-seed{planned.settings.seed}"
-    result = train(planned, out, resume, reporter(processes.first()), track=track, **how)
+    result = train(
+        planned, out, resume, reporter(processes.first()), track=track,
+        repeats=config.parent if config is not None else None, **how,
+    )  # fmt: skip
     if not processes.first():
         return
     if result.metrics:

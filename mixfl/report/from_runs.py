@@ -14,7 +14,7 @@ from mixfl.report.means import final_table, value
 from mixfl.report.style import NAMES
 from mixfl.runs.folder import read_metrics, read_status
 from mixfl.runs.sinks.terminal import SHOWN
-from mixfl.tasks import read_toml
+from mixfl.tasks import PYTHON, read_toml
 
 # Keys that decide how a run is computed, not what: trials of one setting may differ in them.
 MACHINE = ("version", "format", "devices", "cohort_chunk", "central_chunk", "checkpoint_every")
@@ -90,7 +90,8 @@ def _trial(path: Path) -> Trial:
     if said == "diverged" and "round" in status:
         said += f" at round {status['round']}"
     rows = {row["round"]: row for row in read_metrics(path)}
-    command = ["mixfl", "run", "--config", str(path / "config.toml"), "--out", "NEW_FOLDER"]
+    own = ["path.py:problem"] if config["task"].startswith(PYTHON) else []
+    command = ["mixfl", "run", *own, "--config", str(path / "config.toml"), "--out", "NEW_FOLDER"]
     return Trial(str(path), config, shlex.join(command), [rows[r] for r in sorted(rows)], said)
 
 
@@ -160,4 +161,4 @@ def _seed(trial: Trial) -> tuple[bool, float, str]:
 
 def _short(task: str) -> str:
     """The name of path.py:problem without its folders."""
-    return task.rsplit("/", 1)[-1]
+    return task.rsplit("/", 1)[-1].removeprefix(PYTHON)

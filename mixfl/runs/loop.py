@@ -41,6 +41,7 @@ class Loop:
     never_finite: frozenset[str] = frozenset()
     saved: int = 0  # the round of the newest checkpoint
     pending: Evaluation | None = None
+    state: Any = None  # the engine's, when the run was interrupted
     meetings: Meetings = field(default_factory=Meetings)
 
     def __post_init__(self):
@@ -90,6 +91,7 @@ class Loop:
                     self._save(t, result.state)
                     saved = time.perf_counter()
                 if stop and t < s.rounds:
+                    self.state = result.state
                     raise self._interrupted(t)
         except (Diverged, Interrupted):
             raise
@@ -214,7 +216,8 @@ class Loop:
     def _interrupted(self, t: int) -> Interrupted:
         if self.out is None:
             return Interrupted(
-                f"stopped after round {t}; nothing is saved, because no folder was given."
+                f"stopped after round {t}; nothing is saved, because no folder was given. In "
+                "Python, the model and the metrics so far are the error's `result`."
             )
         return Interrupted(
             f"stopped after round {t} of {self.s.rounds}; the state is saved in {self.out}. "

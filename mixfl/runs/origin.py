@@ -54,6 +54,15 @@ def check(folder: Path, problem: Problem, start: int, changed: bool, note: Calla
     return [*(entries if start else []), now] if not entries or others or elsewhere else None
 
 
+def other_data(folder: Path, problem: Problem) -> list[str]:
+    """A note if a run that is to be repeated was made with other data, as its folder knows it."""
+    entries = _read(folder / FILE)
+    others = _differences(entries[-1]["data"], data(problem)) if entries else []
+    if not others:
+        return []
+    return [f"this does not repeat {folder}: its data is not the same ({'; '.join(others)})"]
+
+
 def write(folder: Path, content: list | None) -> None:
     if content is not None:
         write_whole(folder / FILE, (json.dumps(content, indent=1) + "\n").encode())

@@ -16,7 +16,7 @@ from mixfl.format_versions import RUN_FOLDER
 from mixfl.problem import Problem
 from mixfl.runs.keys import chosen_keys, merged, preset_keys, settings_of
 from mixfl.settings import Settings
-from mixfl.tasks import Task, find
+from mixfl.tasks import PYTHON, Task, find
 
 __all__ = ["Plan", "chosen_keys", "plan", "plan_of", "preset_keys"]
 
@@ -50,8 +50,8 @@ class Plan:
         s = dataclasses.asdict(engine.resolved())
         keys = {k: _plain(v) for k, v in s.items() if k in self.recipe.uses and v is not None}
         head = dict(
-            task=self.task or self.problem.name, algorithm=self.recipe.id, preset=self.preset,
-            data=self.data, version=mixfl.__version__, format=RUN_FOLDER,
+            task=self.task or PYTHON + self.problem.name, algorithm=self.recipe.id,
+            preset=self.preset, data=self.data, version=mixfl.__version__, format=RUN_FOLDER,
         )  # fmt: skip
         return {k: v for k, v in head.items() if v is not None} | keys | dict(self.options)
 

@@ -1,6 +1,7 @@
 """Training from beginning to end: evaluate, log, save, survive."""
 
 import contextlib
+import dataclasses
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -13,15 +14,17 @@ from mixfl.algorithms.contract import Recipe
 from mixfl.engine import processes
 from mixfl.engine.base import Engine
 from mixfl.engine.preflight import preflight
-from mixfl.errors import MixflError
+from mixfl.errors import Interrupted, MixflError
 from mixfl.problem import Params, Problem
 from mixfl.process.compilation_cache import ProgramsKept
 from mixfl.runs.agreement import check_alike
 from mixfl.runs.counts import reasons
 from mixfl.runs.evaluation import evaluated, one_copy
 from mixfl.runs.first import by_first, only_first
+from mixfl.runs.found_again import task_of
 from mixfl.runs.loop import Loop
 from mixfl.runs.notes import start_notes
+from mixfl.runs.origin import other_data
 from mixfl.runs.outputs import Continue, Outputs, open_outputs
 from mixfl.runs.plan import Plan, plan_of
 from mixfl.runs.record import Record
@@ -30,6 +33,7 @@ from mixfl.runs.sinks.base import Sink, Start
 from mixfl.runs.sinks.mlflow import tracker
 from mixfl.runs.sinks.terminal import reporter
 from mixfl.settings import Settings
+from mixfl.tasks import enough
 
 
 @dataclass(frozen=True)
@@ -60,18 +64,23 @@ def train(
     `resume`: go on with the run that `out` holds; `from_best`: go on from its best checkpoint;
     `changed_data`: go on although the data has changed; `restart`: start over. Files in the way are
     moved aside.
-    `progress`: True, False, or None for a bar on a terminal only. `track`: "mlflow", to log the
+    `progress`: True, False, or None for a bar on a terminal only. Without it, notes go to the
+    logger "mixfl". `track`: "mlflow", to log the
     metrics there too.
 
-    In the main thread, Ctrl-C and SIGTERM save the run and stop it: their handlers are replaced
-    while it trains, and put back afterwards. Likewise, JAX caches compiled programs on disk while
+    In the main thread, Ctrl-C and SIGTERM save the run and stop it with `mixfl.Interrupted`, whose
+    `result` has the model and the metrics so far: their handlers are replaced while it trains, and
+    put back afterwards. Likewise, JAX caches compiled programs on disk while
     it trains (unless it has a cache of its own). Nothing else in the process is changed; call
     `mixfl.prepare_process()` first to train as fast as the command line does.
 
     A second training of the same problem that differs only in seed, rates or rounds compiles
     nothing.
     """
+    enough()  # a program may be imported only for its problem
     plan = plan_of(problem, algorithm, settings)
+    if out is not None:
+        plan = dataclasses.replace(plan, task=task_of(problem))
     if track is not None and out is None:
         raise MixflError("track needs a run folder, to find the run again: give out.")
     return run(
@@ -84,11 +93,12 @@ def train(
 def run(
     plan: Plan, out: Path | None, resume: bool, report: Sink, label: str = "",
     track: str | None = None, *, restart: bool = False, from_best: bool = False,
-    changed_data: bool = False,
+    changed_data: bool = False, repeats: Path | None = None,
 ) -> Result:  # fmt: skip
     """Makes a run, or the rest of it. Everything is checked before anything is written.
 
-    `report`: the terminal's sink. `label`: what it calls the run.
+    `report`: the terminal's sink. `label`: what it calls the run. `repeats`: the folder of the run
+    that this one repeats.
     """
     then = Continue(resume, restart, from_best, changed_data)
     then.check()
@@ -98,9 +108,10 @@ def run(
         never_finite = _checked(plan.problem, plan.settings, engine)
         config = plan.config(engine)
     check_alike(plan.problem, config)
+    notes = [*start_notes(engine, never_finite)]
+    notes += other_data(repeats, plan.problem) if repeats is not None else []
     start = Start(
-        label or plan.recipe.id, plan.problem.name, config, plan.settings.rounds,
-        list(start_notes(engine, never_finite)),
+        label or plan.recipe.id, plan.problem.name, config, plan.settings.rounds, notes
     )  # fmt: skip
     with contextlib.ExitStack() as stack:
         with processes.Together():
@@ -179,12 +190,19 @@ def _trained(loop: Loop, restored: Restored, start: Start) -> Result:
     start = start._replace(round=restored.round, rows=tuple(record.rows))
     by_first(lambda: sinks.begin(start))
     loop.engine.on_progress = sinks.within
-    state = loop.run(restored.state, restored.round)
-    params = jax.tree.map(np.array, state.x)
-    by_first(lambda: sinks.finished(params))
-    rejected = record.counts["clients/rejected"]
-    if rejected:
+
+    def result(state: Any) -> Result:
+        params = jax.tree.map(np.array, state.x)
+        return Result(params, record.rows, start.config, record.counts["clients/rejected"])
+
+    try:
+        ended = result(loop.run(restored.state, restored.round))
+    except Interrupted as error:
+        error.result = result(loop.state)
+        raise
+    by_first(lambda: sinks.finished(ended.params))
+    if ended.rejected:
         why = reasons(record.counts)
         why = f"were left out ({why})" if why else "were not finite and were left out"
-        sinks.note(f"{rejected} client updates {why}")
-    return Result(params, record.rows, start.config, rejected)
+        sinks.note(f"{ended.rejected} client updates {why}")
+    return ended

@@ -11,7 +11,7 @@ import importlib
 import importlib.util
 import sys
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from mixfl.problem import Problem
 
 TASKS = {name: f"mixfl.tasks.{name}" for name in ("smile", "text", "movie")}
 FOLDER = Path(__file__).parent
+PYTHON = "python:"  # before the name of a problem that only its Python program has
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,12 @@ class Task:
 
 def check_name(name: str) -> None:
     """Check that there is such a task or file. Needs no JAX."""
+    if name.startswith(PYTHON):
+        raise MixflError(
+            f"the problem of this run ({name}) was made by a Python program and is not in a file: "
+            "repeat the run there, or name the problem along with --config, as "
+            "`mixfl run path.py:problem --config FILE`."
+        )
     if ".py" not in name and name not in TASKS:
         raise unknown("task", name, [*TASKS, "path.py:problem"])
     if ".py" in name and not _place(name)[0].is_file():
@@ -76,6 +83,25 @@ def _own(name: str) -> Task:
     return Task(name, {}, build, {})
 
 
+def task_in(config: Mapping[str, Any]) -> str:
+    """The task of a run, or the name of a Python program's problem."""
+    return str(config.get("task", "another task")).removeprefix(PYTHON)
+
+
+class Enough(BaseException):
+    """The problem is there: the rest of its file, which trains, need not run."""
+
+
+_wanted: list[tuple[Any, str]] = []  # modules being imported, and the name wanted of each
+
+
+def enough() -> None:
+    """Called by `mixfl.train`: in a file that is imported for its problem, it trains nothing if
+    the problem is there already."""
+    if _wanted and isinstance(vars(_wanted[-1][0]).get(_wanted[-1][1]), Problem):
+        raise Enough
+
+
 @functools.cache  # a comparison asks once per algorithm, and the file may load large data
 def _imported(path: Path, attribute: str, changed: int) -> Problem:
     # A unique module name, and its folder last: a file named like a package must not hide it.
@@ -85,7 +111,13 @@ def _imported(path: Path, attribute: str, changed: int) -> Problem:
     sys.path.append(str(path.parent.resolve()))
     sys.modules[name] = module
     try:
-        spec.loader.exec_module(module)  # type: ignore[union-attr]
+        _wanted.append((module, attribute))
+        try:
+            spec.loader.exec_module(module)  # type: ignore[union-attr]
+        except Enough:
+            pass
+        finally:
+            _wanted.pop()
         if not hasattr(module, attribute):
             names = [k for k, v in vars(module).items() if isinstance(v, Problem)]
             raise MixflError(

@@ -1,6 +1,7 @@
 """Progress of a run: a bar on a terminal, plain lines elsewhere, or nothing."""
 
 import contextlib
+import logging
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -40,6 +41,14 @@ class Quiet(Sink):
             if message not in self.told:
                 self.note(message)
         self.told |= {*start.notes}
+
+
+class Logged(Quiet):
+    """Shows no progress. Notes go to the logger `mixfl`, as warnings: without a terminal, as in a
+    notebook, Python prints them unless logging is set up otherwise."""
+
+    def note(self, message):
+        logging.getLogger("mixfl").warning("%s", message)
 
 
 class Plain(Quiet):
@@ -127,10 +136,10 @@ class Bar(Quiet):
 
 
 def reporter(show: bool | None = None) -> Quiet:
-    """True: always; False: never; None: only on a terminal."""
+    """True: always; False: never; None: only on a terminal. Notes are always told."""
     terminal = sys.stdout.isatty()
     if show is False or (show is None and not terminal):
-        return Quiet()
+        return Logged()
     return Bar() if terminal else Plain()
 
 

@@ -12,7 +12,7 @@ from mixfl.data.formats.movielens import titles
 from mixfl.data.formats.reading import Meter
 from mixfl.data.limits import read_small
 from mixfl.errors import MixflError
-from mixfl.tasks import movie
+from mixfl.tasks import movie, task_in
 
 CONTEXT = 10  # previous movies in a training example, at most
 SHOWN = 10  # matches of an ambiguous title in a message
@@ -32,9 +32,9 @@ def recommend(
     `config` and `params` are those of a run; `history` has numbers or parts of titles, oldest
     first.
     """
-    if config.get("task") != "movie":
+    if task_in(config) != "movie":
         raise MixflError(
-            f"this is a run of the task {config.get('task')}, not of movie: mixfl recommend needs "
+            f"this is a run of the task {task_in(config)}, not of movie: mixfl recommend needs "
             "a run of `mixfl run movie`."
         )
     if params is None:

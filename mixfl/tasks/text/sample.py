@@ -11,6 +11,7 @@ import numpy as np
 from msgspec import Meta
 
 from mixfl.errors import MixflError
+from mixfl.tasks import task_in
 from mixfl.tasks.text.char_model import cell, output, projected
 from mixfl.tasks.text.vocabulary import FILE, FIRST, Vocabulary
 from mixfl.validation import Index, check
@@ -44,10 +45,9 @@ def sample(
 
 
 def trained_vocabulary(folder: Path, config: Mapping[str, Any], params: Any) -> Vocabulary:
-    if config.get("task") != "text":
+    if task_in(config) != "text":
         raise MixflError(
-            f"{folder} is a run of {config.get('task', 'another task')}: `mixfl sample` needs a "
-            "run of the text task."
+            f"{folder} is a run of {task_in(config)}: `mixfl sample` needs a run of the text task."
         )
     if params is None:
         raise MixflError(f"{folder} has no model yet: finish the run with --resume.")
