@@ -16,6 +16,7 @@ _WHERE = {
     "Problem": "mixfl.problem",
     "Federated": "mixfl.problem",
     "Central": "mixfl.problem",
+    "per_example": "mixfl.randomness",
     "Settings": "mixfl.settings",
     "MixflError": "mixfl.errors",
     "Diverged": "mixfl.errors",
@@ -54,6 +55,7 @@ if TYPE_CHECKING:
     from mixfl.errors import Diverged, Interrupted, MixflError
     from mixfl.problem import Central, Federated, Problem
     from mixfl.process import prepare_process
+    from mixfl.randomness import per_example
     from mixfl.runs.reading import load
     from mixfl.runs.training import train
     from mixfl.settings import Settings

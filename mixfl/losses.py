@@ -5,7 +5,8 @@
     loss(params, batch, frozen)     also needs arrays that nobody trains: Problem(frozen=...)
     loss(params, batch, state)      also carries a state, and returns (losses, the next state)
 
-All three may be combined. A parameter with a default value keeps it.
+All three may be combined. A parameter with a default value keeps it, except `key`: with `key=None`,
+a loss can also be called without keys, as in an evaluation.
 """
 
 import inspect
@@ -31,7 +32,8 @@ def takes(loss: Callable) -> Takes:
     except (TypeError, ValueError):  # not written in Python
         return Takes()
     kinds = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-    needed = [p for p in parameters if p.default is p.empty and p.kind not in kinds]
+    own = [p for p in parameters if p.kind not in kinds]
+    needed = [p for p in own if p.default is p.empty or p.name == "key"]
     names = [p.name for p in needed]
     plain = [p.name for p in needed if p.kind is not p.KEYWORD_ONLY and p.name not in NAMES]
     return Takes("key" in names or len(plain) > 2, "frozen" in names, "state" in names)

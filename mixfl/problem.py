@@ -2,7 +2,8 @@
 
 A loss is a function `loss(params, batch)` that returns one number per example, where `batch`
 is a dict of the data's columns. The library applies masks, means and weights. A central term
-without data is a regularizer: `loss(params)` returns one number.
+without data is a regularizer: `loss(params)` returns one number. A loss that draws at random is
+`loss(params, batch, key)`, where `key` has a JAX key for each example (randomness.py).
 
 If the data really stays with clients (mixfl.flower), a function takes its place. For a federated
 term it loads a node's own examples, at the node. For a central term it loads the server's.
@@ -19,6 +20,8 @@ import numpy as np
 
 from mixfl.data.examples import ClientData, Examples
 from mixfl.errors import MixflError
+from mixfl.losses import takes
+from mixfl.randomness import with_keys
 
 Params = Any  # a pytree of floating-point arrays
 RESERVED = {  # names of other things in a run folder
@@ -104,6 +107,11 @@ class Central:
 
     def __post_init__(self):
         _check_term(self)
+        if self.data is None and takes(self.loss).key:
+            raise MixflError(
+                f"the term '{self.name}' has no data, so there are no examples to draw keys for: a "
+                "regularizer is loss(params). Give it data, such as {'i': np.arange(1000)}."
+            )
         _tell_loss(self)
         load = self.data
         data = functools.cache(lambda: _examples(load())) if callable(load) else _examples(load)
@@ -221,6 +229,8 @@ def _tell_loss(term: Term) -> None:
     of_term = getattr(term.loss, "of_term", None)
     if of_term is not None:
         object.__setattr__(term, "loss", of_term(term))
+    else:
+        object.__setattr__(term, "loss", with_keys(term.loss))
 
 
 def _check_term(term: Term) -> None:

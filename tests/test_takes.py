@@ -26,6 +26,7 @@ class Wrapper:
         (lambda params, batch, *, state, frozen: 0, Takes(False, True, True)),
         (lambda params, frozen: 0, Takes(frozen=True)),
         (lambda params, batch, table=None: 0, Takes()),
+        (lambda params, batch, key=None: 0, Takes(key=True)),
         (functools.partial(lambda params, batch, frozen: 0, frozen=1), Takes()),
         (lambda params, *batch: 0, Takes()),
         (max, Takes()),

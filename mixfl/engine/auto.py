@@ -21,6 +21,7 @@ from mixfl.forms.low_rank import LowRank
 from mixfl.forms.products import in_products, original, products_in
 from mixfl.forms.rows import RowForm
 from mixfl.problem import Federated, Params, Problem
+from mixfl.randomness import batch_shapes
 from mixfl.settings import Settings
 from mixfl.trees import named_leaves
 
@@ -150,8 +151,7 @@ def clients_at_once(platform: str, clients: int, x: Params, forms: Sequence[Form
 def flops_per_number(term: Federated, x: Params, s: Settings) -> float:
     """Of the products of a client's step, per number of the model. 6 |B_i| in dense layers; more
     in convolutions, and where a layer is used several times."""
-    shapes = term.examples.columns.items()
-    batch = {k: jax.ShapeDtypeStruct((s.client_batch, *c.shape), c.dtype) for k, c in shapes}
+    batch = batch_shapes(term, s.client_batch)
     try:
         return flops.of_gradient(original(term.loss), x, batch) / trained_numbers(x, ())
     except Exception:  # can't be counted; or the preflight says what is wrong with the loss

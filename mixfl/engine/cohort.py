@@ -7,9 +7,9 @@ saved random state.
 
 import numpy as np
 
-from mixfl.engine.seeds import generators
+from mixfl.engine.seeds import generators, words_of
 
-COHORT, ORDER, CENTRAL, POOLED, SHARE, KEY = range(6)
+COHORT, ORDER, CENTRAL, POOLED, SHARE, KEY, EXAMPLE = range(7)
 
 
 def generator(seed: int, round: int, what: int, *which: int) -> np.random.Generator:
@@ -49,6 +49,27 @@ def client_keys(seed: int, round: int, population: int, clients) -> np.ndarray:
         for i in clients
     ]
     return np.array(words, np.uint32).reshape(-1, 2)
+
+
+def client_example_keys(
+    seed: int, round: int, what: int, population: int, clients, steps: int, batch: int
+) -> np.ndarray:
+    """[clients, steps, batch, 2] words: a key for each example that a client's loss gets. `what` is
+    ORDER for its own examples, SHARE for those of the central term."""
+    before = [seed, round, EXAMPLE, what, population]
+    places = [np.arange(steps)[:, None], np.arange(batch)]
+    numbers = np.asarray(clients)
+    if len(numbers) and int(numbers.max()) >= 2**32:  # such a number is two words
+        return np.stack([words_of([*before, int(i), *places], 2) for i in numbers])
+    return words_of([*before, numbers[:, None, None], *places], 2)
+
+
+def drawn_example_keys(
+    seed: int, round: int, what: int, term: int, steps: int, batch: int
+) -> np.ndarray:
+    """[steps, batch, 2] words: the same for batches drawn at the server (CENTRAL or POOLED)."""
+    places = [np.arange(steps)[:, None], np.arange(batch)]
+    return words_of([seed, round, EXAMPLE, what, term, *places], 2)
 
 
 def drawn_rows(rng: np.random.Generator, n: int, steps: int, batch: int) -> np.ndarray:

@@ -13,6 +13,7 @@ from mixfl.engine.base import RoundBytes
 from mixfl.engine.feeding import Feeder, Piece
 from mixfl.forms.rows import RowForm, restrict
 from mixfl.problem import Problem
+from mixfl.randomness import KEYS
 from mixfl.trees import tree_bytes
 
 
@@ -75,15 +76,16 @@ class ByteCounter:
                 ),
                 feeds._replace(notes=None, key=None),
             )
+            dealt = {name: a for name, a in (one.share or {}).items() if name != KEYS}
 
-            def count(rows: dict[str, int], term=term, broadcast=broadcast, one=one) -> np.ndarray:
+            def count(
+                rows: dict[str, int], term=term, broadcast=broadcast, one=one, share=dealt
+            ) -> np.ndarray:
                 ids = {n: jax.ShapeDtypeStruct((k,), np.int32) for n, k in rows.items()}
                 own = jax.eval_shape(restrict, broadcast, ids) if ids else broadcast
                 up = jax.eval_shape(lambda b, f: self._sent(algorithm, term, b, f), own, one)
                 up = up._replace(loss=None)
-                return np.array(
-                    [tree_bytes(own) + tree_bytes(one.share), tree_bytes((up, ids))], float
-                )
+                return np.array([tree_bytes(own) + tree_bytes(share), tree_bytes((up, ids))], float)
 
             # Affine in the number of rows, so counting with one row and with two is enough.
             single = {table: 1 for table in self.forms.at(algorithm).tables.get(term.name, ())}

@@ -21,6 +21,7 @@ from mixfl.engine.auto import GROUP, Forms
 from mixfl.engine.sizes import Places, client_shapes, counted, places, seat
 from mixfl.errors import MixflError
 from mixfl.problem import Problem
+from mixfl.randomness import KEYS, takes_key
 from mixfl.settings import Settings
 
 CHUNK_BYTES = 256 << 20
@@ -87,7 +88,11 @@ class Draws:
         padded = rows[:, place % draw.batch].reshape(shape)
         mask = np.broadcast_to((place < draw.batch).reshape(shape[1:]), shape).astype(np.float32)
         mine = self._own(chunk)
-        return Drawn(term.examples.take(padded[:, :, mine]), mask[:, :, mine])
+        data = term.examples.take(padded[:, :, mine])
+        if takes_key(term.loss):
+            words = cohort.drawn_example_keys(s.seed, round, what, j, draw.steps, len(place))
+            data[KEYS] = words.reshape(*shape, 2)[:, :, mine]
+        return Drawn(data, mask[:, :, mine])
 
 
 class Feeder(Draws):
@@ -208,11 +213,21 @@ class Feeder(Draws):
         rows, mask = rows[which], mask[which]
         if not real.all():  # padding in place of clients: one row, masked
             rows[~real], mask[~real] = rows[0, 0, 0], 0
-        share = None
+
+        def keys_of(what: int, batch: int) -> np.ndarray:
+            return cohort.client_example_keys(
+                s.seed, round, what, population, who, shape.steps, batch
+            )[which]
+
+        data, share = term.examples.take(rows), None
+        if takes_key(term.loss):
+            data[KEYS] = keys_of(cohort.ORDER, shape.batch)
         if shares is not None:
-            dealt = shares[population][at, : shape.steps]
-            share = self.problem.central[0].examples.take(dealt)  # type: ignore[union-attr]
-        feed = ClientFeed(Batches(term.examples.take(rows), mask), share)
+            (central,) = self.problem.central
+            share = central.examples.take(shares[population][at, : shape.steps])  # type: ignore[union-attr]
+            if takes_key(central.loss):
+                share[KEYS] = keys_of(cohort.SHARE, s.client_batch)
+        feed = ClientFeed(Batches(data, mask), share)
         if self.keys:
             keys = cohort.client_keys(s.seed, round, population, who)
             feed = feed._replace(key=keys[which])

@@ -15,6 +15,7 @@ from mixfl.errors import MixflError
 from mixfl.forms.rows import renumber, restrict, tables
 from mixfl.optimizers import make
 from mixfl.problem import Federated, Problem, Term
+from mixfl.randomness import takes_key, trial_batch
 from mixfl.settings import Settings
 
 ROWS_BATCH = 50
@@ -58,7 +59,7 @@ def check_loss(term: Term, x) -> None:
         if getattr(value, "shape", None) != ():
             raise MixflError(f"{name} must return one number (it has no data), got {value}.")
         return
-    losses = attempt(name, lambda: jax.eval_shape(term.loss, x, *batch))
+    losses = attempt(name, lambda: jax.eval_shape(term.loss, x, *batch), _hint(term))
     if getattr(losses, "shape", None) != (BATCH,):
         raise MixflError(
             f"{name} returned {_shape(losses)} for a batch of {BATCH} examples: it must return one "
@@ -83,8 +84,17 @@ def _name(term: Term) -> str:
 
 def _few(term: Term) -> tuple:
     """A few examples; nothing for a loss without data."""
-    examples = term.examples
-    return () if examples is None else (examples.take(np.arange(BATCH) % len(examples)),)
+    n = 0 if term.examples is None else len(term.examples)
+    return (trial_batch(term, np.arange(BATCH) % n),) if n else ()
+
+
+def _hint(term: Term) -> str:
+    if not takes_key(term.loss):
+        return ""
+    return (
+        ". Its third parameter is an array of JAX keys, one per example: use jax.vmap, or "
+        "mixfl.per_example"
+    )
 
 
 def check_rows(term: Federated, x) -> None:
@@ -97,7 +107,7 @@ def check_rows(term: Federated, x) -> None:
     x = jax.tree.map(lambda a: a + jnp.asarray(0.5 * rng.normal(size=a.shape), a.dtype), x)
     marked = tables(term, x)
     chosen = np.linspace(0, len(term.examples) - 1, ROWS_BATCH).astype(np.int64)
-    batch = term.examples.take(chosen[None])  # one client's
+    batch = trial_batch(term, chosen[None])  # one client's
     local, ids = renumber(batch, marked, {name: table.rows for name, table in marked.items()})
     held = {name: rows[0][rows[0] < marked[name].rows] for name, rows in ids.items()}
 

@@ -13,6 +13,7 @@ from mixfl.algorithms.origin import OF_A_RUN, RATES
 from mixfl.engine.captured import captured
 from mixfl.engine.round import Round
 from mixfl.forms.products import original
+from mixfl.randomness import users_loss
 from mixfl.settings import Settings
 
 MOST = 8  # programs of a problem
@@ -49,7 +50,7 @@ def _key(new: Round) -> Hashable:
     assert origin is not None
     settings = [_fixed(s) for s in (origin.settings, new.settings)]
     optimizers = [v for v in settings[0] if callable(v)]
-    losses = [original(term.loss) for term in problem.terms]
+    losses = [users_loss(original(term.loss)) for term in problem.terms]
     forms = tuple((name, *map(type, fs)) for name, fs in new.forms.of.items())
     steps = tuple((type(step), repr(vars(step))) for step in new.aggregation.steps)
     return (

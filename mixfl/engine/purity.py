@@ -15,8 +15,9 @@ from mixfl.errors import MixflError
 
 CALLS = ("pure_callback", "io_callback")
 ADVICE = (
-    "is not pure: the same inputs give another loss. Random numbers, counters and other things "
-    "that change must be columns of the data; leave dropout out"
+    "is not pure: the same inputs give another loss. Draw random numbers (dropout, augmentation) "
+    "with a key, loss(params, batch, key); counters and other things that change must be columns "
+    "of the data"
 )
 
 

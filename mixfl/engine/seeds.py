@@ -4,7 +4,7 @@ Making one from a SeedSequence takes longer than drawing a client's order with i
 the words, which NumPy promises not to change, is computed for all of them together.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.random.bit_generator import ISeedSequence
@@ -32,10 +32,12 @@ def mix(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     return shifted(np.uint32(0xCA01F9DD) * x - np.uint32(0x4973F715) * y)
 
 
-def states(words: list[int], last: np.ndarray) -> np.ndarray:
-    """[n, 4] words of 64 bits: what SeedSequence([*words, last[i]]) gives to PCG64."""
-    every = [np.full(len(last), word, np.uint32) for word in words] + [last.astype(np.uint32)]
-    every += [np.zeros(len(last), np.uint32)] * (POOL - len(every))
+def words_of(entropy: Sequence[int | np.ndarray], count: int) -> np.ndarray:
+    """[..., count] words of 32 bits: what SeedSequence(entropy).generate_state(count) gives, for
+    every entry of the arrays in `entropy`, which are broadcast against each other. The numbers in
+    arrays must be below 2^32."""
+    every = [word for value in entropy for word in _words(value)]
+    every += [np.zeros(1, np.uint32)] * (POOL - len(every))
     hashed = Hash(0x43B0D7E5, 0x931E8875)
     pool = [hashed(word) for word in every[:POOL]]
     for source in range(POOL):
@@ -45,7 +47,22 @@ def states(words: list[int], last: np.ndarray) -> np.ndarray:
     for word in every[POOL:]:
         pool = [mix(old, hashed(word)) for old in pool]
     hashed = Hash(0x8B51F9DD, 0x58F38DED)
-    return np.stack([hashed(pool[i % POOL]) for i in range(2 * POOL)], 1).view(np.uint64)
+    return np.stack([hashed(pool[i % POOL]) for i in range(count)], -1)
+
+
+def _words(value: int | np.ndarray) -> list[np.ndarray]:
+    """A large number is several words."""
+    if isinstance(value, np.ndarray):
+        return [value.astype(np.uint32)]
+    parts = [value % 2**32]
+    while value := value >> 32:
+        parts.append(value % 2**32)
+    return [np.array([part], np.uint32) for part in parts]
+
+
+def states(words: list[int], last: np.ndarray) -> np.ndarray:
+    """[n, 4] words of 64 bits: what SeedSequence([*words, last[i]]) gives to PCG64."""
+    return words_of([*words, last], 2 * POOL).view(np.uint64)
 
 
 class Known(ISeedSequence):

@@ -6,12 +6,12 @@ on the batch alone. low_rank.py trains such layers without a copy of them per cl
 
 from typing import Any, NamedTuple, cast
 
-import jax
 import numpy as np
 from jax.extend.core import Literal
 
 from mixfl.forms.jaxpr import Traced
 from mixfl.problem import Federated
+from mixfl.randomness import batch_shapes
 
 
 class Layer(NamedTuple):
@@ -51,10 +51,7 @@ def find_layers(traced: Traced) -> dict[str, Layer]:
 
 def first_layers(term: Federated, x, rows: int) -> dict[str, Layer]:
     """The first layers of a term's loss, for batches of `rows` examples."""
-    batch = {
-        k: jax.ShapeDtypeStruct((rows, *c.shape), c.dtype) for k, c in term.examples.columns.items()
-    }
-    return find_layers(Traced(term.loss, x, batch))
+    return find_layers(Traced(term.loss, x, batch_shapes(term, rows)))
 
 
 def pays(layer: Layer, steps: int) -> bool:

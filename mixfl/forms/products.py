@@ -16,6 +16,7 @@ from mixfl.forms.convolution import convolution, refused
 from mixfl.forms.jaxpr import evaluated, inner_names
 from mixfl.forms.pooling import max_pooling
 from mixfl.problem import Problem
+from mixfl.randomness import batch_shapes, takes_key
 
 
 def _convolution(p, lhs, rhs):
@@ -30,6 +31,10 @@ class InProducts:
     """The same loss, up to rounding."""
 
     loss: Callable
+
+    @property
+    def takes_key(self) -> bool:
+        return takes_key(self.loss)
 
     def __call__(self, *args):
         closed, shape = jax.make_jaxpr(self.loss, return_shape=True)(*args)
@@ -53,10 +58,7 @@ def in_products(problem: Problem, x: Any) -> Problem:
     def has(term):
         if getattr(term, "here", True) is False:
             return False  # its nodes have the data
-        examples = term.examples
-        batch = [] if examples is None else [
-            {k: jax.ShapeDtypeStruct((2, *c.shape), c.dtype) for k, c in examples.columns.items()}
-        ]  # fmt: skip
+        batch = [] if term.examples is None else [batch_shapes(term, 2)]
         try:
             return has_convolutions(term.loss, x, *batch)
         except Exception:  # the preflight says what is wrong with the loss

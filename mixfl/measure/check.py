@@ -22,6 +22,7 @@ from mixfl.engine.purity import ImpureLoss
 from mixfl.engine.simulator import check_params
 from mixfl.errors import MixflError
 from mixfl.problem import Central, Problem, Term
+from mixfl.randomness import takes_key, trial_batch
 from mixfl.settings import Settings
 
 TOLERANCE = 1e-3  # of the step's length, in float32
@@ -31,6 +32,10 @@ STATISTICS = (
     "the loss uses batch statistics (batch norm, in-batch negatives, a mean over the batch): use a "
     "norm without them, such as layer or group norm (mixfl.pytorch.with_group_norm converts a "
     "PyTorch module)"
+)
+KEY_OF_ANOTHER = (
+    "the loss uses one example's key for others: draw for each example with its own key (jax.vmap, "
+    f"mixfl.per_example); or {STATISTICS}"
 )
 
 
@@ -104,7 +109,7 @@ def check_term(term: Term, x, near, s: Settings) -> Iterator[Finding]:
 
     n = min(len(term.examples), BATCH)
     rows = np.random.default_rng(s.seed).choice(len(term.examples), n, replace=False)
-    data = term.examples.take(rows)
+    data = trial_batch(term, rows)
     grad = jax.jit(lambda x, batch: gradient(term, x, batch))
     whole = Batches(data, np.ones(n, np.float32))
     both = attempt(f"the loss of term {name}", lambda: (grad(x, whole), grad(near, whole)))
@@ -122,7 +127,7 @@ def check_term(term: Term, x, near, s: Settings) -> Iterator[Finding]:
     again = np.asarray(term.loss(x, data))
     yield Finding(
         bool((again == together).all()), pure,
-        "" if (again == together).all() else "the loss draws random numbers: it must be pure",
+        "" if (again == together).all() else "the loss draws without a key: it must be pure",
     )  # fmt: skip
     if isinstance(term, Central):
         return
@@ -159,7 +164,8 @@ def _by_itself(term, x, data, together) -> Finding:
         return Finding(False, what, f"{str(error).rstrip('.')}. {STATISTICS}")
     off = np.abs(together - alone).max() / (np.abs(alone).max() + 1e-12)
     good = bool(off < TOLERANCE)
-    return Finding(good, what, _deviation(off) + ("" if good else f": {STATISTICS}"))
+    why = KEY_OF_ANOTHER if takes_key(term.loss) else STATISTICS
+    return Finding(good, what, _deviation(off) + ("" if good else f": {why}"))
 
 
 def _padding(term, x, s, data, n) -> Finding:

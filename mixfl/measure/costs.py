@@ -19,6 +19,7 @@ from mixfl.algorithms.steps import gradient
 from mixfl.engine import Simulator
 from mixfl.forms.rows import restrict
 from mixfl.problem import Central, Problem
+from mixfl.randomness import batch_shapes
 from mixfl.settings import Settings
 from mixfl.tasks import movie
 
@@ -142,10 +143,7 @@ def step_flop(planned: Planned, problem: Problem, held: Mapping[str, float]) -> 
     algorithm = planned.recipe.build(problem, s)
     term = problem.populations[0]
     x = jax.eval_shape(problem.init, jax.random.key(0))
-    data = {
-        name: jax.ShapeDtypeStruct((1, s.client_batch, *c.shape), c.dtype)
-        for name, c in term.examples.columns.items()
-    }
+    data = batch_shapes(term, 1, s.client_batch)
     mask = jax.ShapeDtypeStruct((1, s.client_batch), np.float32)
     message = Broadcast(x, x if planned.recipe.id in ("1wgt", "2wgt") else None)
     if held:

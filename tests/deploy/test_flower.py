@@ -44,6 +44,7 @@ MIXED = ("fedavg", "pt", "1wgt", "2wgt")
 SAME = [
     *(("two terms", a, ADAM) for a in MIXED),
     ("two populations", "2wgt", {}),
+    ("random", "2wgt", {}),
     *(("tables", a, {}) for a in MIXED),
     ("two terms", "central", {}),
     *(

@@ -55,7 +55,18 @@ def with_tables(*terms):
     return mixfl.Problem(table_problem.init, few, evaluate)
 
 
+def dropout(params, batch, key):
+    """logistic, with dropout of the inputs."""
+    keep = jax.vmap(lambda k: jax.random.bernoulli(k, 0.7, (problems.DIM,)))(key)
+    return problems.logistic(params, {**batch, "x": batch["x"] * keep / 0.7})
+
+
 PROBLEMS = {
+    "random": lambda: mixfl.Problem(
+        problems.init,
+        [dataclasses.replace(t, loss=dropout) for t in dense(problems.datacenter()).terms],
+        evaluate,
+    ),
     "two terms": lambda: dense(problems.datacenter()),
     "two populations": lambda: dense(
         problems.datacenter(), problems.population(5, 0.5, "other", sizes=SIZES[1:], shift=-0.4)

@@ -17,13 +17,14 @@ from mixfl.deploy.flower import messages
 from mixfl.deploy.flower.config import chosen
 from mixfl.deploy.flower.simulated import load, number, population
 from mixfl.engine.auto import choose_forms, in_fast_form
-from mixfl.engine.cohort import client_keys, cohort_rows
+from mixfl.engine.cohort import ORDER, client_example_keys, client_keys, cohort_rows
 from mixfl.engine.preflight import attempt, check_loss, check_purity, check_rows
 from mixfl.engine.sizes import largest_shape
 from mixfl.errors import MixflError
 from mixfl.forms.base import alone
 from mixfl.forms.rows import RowForm, renumber
 from mixfl.problem import Central, Problem
+from mixfl.randomness import KEYS, takes_key
 
 
 class Client:
@@ -91,6 +92,10 @@ class Client:
         steps, batch = largest_shape(self.term, s)
         rows, mask = cohort_rows(s.seed, round, self.population, own, [0], [n], steps, batch)
         data = {c: a[rows[0]] for c, a in self.columns.items()}
+        if takes_key(self.term.loss):
+            data[KEYS] = client_example_keys(
+                s.seed, round, ORDER, self.population, own, steps, batch
+            )[0]
         key = client_keys(s.seed, round, self.population, own)[0]
         feed = ClientFeed(Batches(data, mask[0]), key=key if self.aggregation.random else None)
         feed = jax.tree.map(lambda a: a[None], feed)  # forms read those of several clients
