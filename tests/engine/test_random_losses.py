@@ -15,10 +15,10 @@ import mixfl
 from mixfl.algorithms import ALGORITHMS
 from mixfl.engine import Simulator, cohort, sizes
 from mixfl.engine.seeds import words_of
-from mixfl.losses import takes
+from mixfl.losses import Takes, takes
 from mixfl.measure.check import check_term
 from mixfl.measure.gradients import Gradients
-from mixfl.randomness import KEYS
+from mixfl.randomness import KEYS, WithKeys
 
 SIZES = (1, 2, 40, 3, 2, 1, 4, 17, 2, 3, 1, 2)
 DIM = 3
