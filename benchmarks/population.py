@@ -21,7 +21,7 @@ import click
 import numpy as np
 
 from mixfl.cli import print_table
-from mixfl.data.store import StoreWriter
+from mixfl.data.writer import StoreWriter
 
 S, K, B = 100, 16, 8
 ROUNDS, PASSES = 100, 5

@@ -13,6 +13,8 @@ __version__ = "0.1.0"
 _WHERE = {
     "ClientData": "mixfl.data.examples",
     "Examples": "mixfl.data.examples",
+    "Ragged": "mixfl.data.columns",
+    "StoreWriter": "mixfl.data.writer",
     "Problem": "mixfl.problem",
     "Federated": "mixfl.problem",
     "Central": "mixfl.problem",
@@ -51,7 +53,9 @@ if TYPE_CHECKING:
         pretrain,
         two_way_gt,
     )  # fmt: skip
+    from mixfl.data.columns import Ragged
     from mixfl.data.examples import ClientData, Examples
+    from mixfl.data.writer import StoreWriter
     from mixfl.errors import Diverged, Interrupted, MixflError
     from mixfl.problem import Central, Federated, Problem
     from mixfl.process import prepare_process

@@ -9,7 +9,7 @@ from typing import Any
 
 from mixfl.errors import MixflError
 
-STORE = 2  # client stores: in the schema of data.arrow
+STORE = 3  # client stores: in the schema of data.arrow; 3: ragged columns
 CHECKPOINT = 2  # mixfl.json of a checkpoint
 RUN_FOLDER = 2  # `format` in config.toml, for all files of the run folder
 UNNUMBERED = 1

@@ -1,55 +1,21 @@
 """Examples in columns, and examples grouped by client.
 
 `Examples` is a dict of columns of equal length; one row across all of them is one example. A column
-is a sequence of NumPy arrays (views of memory-mapped record batches, or one array in memory).
+is a sequence of NumPy arrays (views of memory-mapped record batches, or one array in memory;
+columns.py).
 `ClientData` adds where each client's rows begin and end. Both may have an index of rows, so that a
 subset needs no copy. Reading touches only the requested rows.
 """
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from mixfl.data.columns import Column, Lengths, Ragged, checked, columns_of, joined, lists_at
 from mixfl.errors import MixflError
-
-ALIGNMENT = 64  # bytes
-
-
-class Column:
-    """Rows of one shape and dtype, in one or several parts."""
-
-    def __init__(self, parts: Sequence[np.ndarray]):
-        self.parts = list(parts)
-        self.starts = np.cumsum([0] + [len(p) for p in self.parts])
-        self.dtype, self.shape = self.parts[0].dtype, self.parts[0].shape[1:]
-
-    def __len__(self) -> int:
-        return int(self.starts[-1])
-
-    def take(self, rows: np.ndarray) -> np.ndarray:
-        out = aligned((len(rows), *self.shape), self.dtype)
-        if len(self.parts) == 1:
-            return np.take(self.parts[0], rows, axis=0, out=out, mode="clip")
-        where = np.searchsorted(self.starts, rows, side="right") - 1
-        order = np.argsort(where, kind="stable")  # groups the rows by part
-        ends = np.searchsorted(where[order], np.arange(len(self.parts) + 1))
-        for i in np.flatnonzero(np.diff(ends)):
-            at = order[ends[i] : ends[i + 1]]
-            out[at] = np.take(self.parts[i], rows[at] - self.starts[i], axis=0, mode="clip")
-        return out
-
-
-def aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """An empty array that XLA can use in place. It copies arrays that are not aligned, which took
-    7 % of a smile round's time."""
-    size = math.prod(shape) * dtype.itemsize
-    room = np.empty(size + ALIGNMENT, np.uint8)
-    start = -room.ctypes.data % ALIGNMENT
-    return room[start : start + size].view(dtype).reshape(shape)
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +27,7 @@ class Examples:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> "Examples":
-        return cls({name: Column([a]) for name, a in checked(arrays).items()})
+        return cls(columns_of(checked(arrays)))
 
     def __len__(self) -> int:
         return len(self.rows) if self.rows is not None else len(next(iter(self.columns.values())))
@@ -73,6 +39,11 @@ class Examples:
             name: column.take(flat).reshape(*np.shape(rows), *column.shape)
             for name, column in self.columns.items()
         }
+
+    def lists(self, rows: np.ndarray) -> dict[str, Any]:
+        """As `take`, but with the lists of ragged columns instead of padded arrays."""
+        flat = rows if self.rows is None else self.rows[rows]
+        return lists_at(self.columns, flat)
 
     def all(self) -> dict[str, np.ndarray]:
         return self.take(np.arange(len(self)))
@@ -119,8 +90,7 @@ class ClientData:
         if not (np.diff(where) >= 0).all():
             order = np.argsort(where, kind="stable")
             columns = {name: a[order] for name, a in columns.items()}
-        examples = Examples({name: Column([a]) for name, a in columns.items()})
-        return cls(examples, np.concatenate([[0], np.cumsum(counts)]), ids)
+        return cls(Examples(columns_of(columns)), np.concatenate([[0], np.cumsum(counts)]), ids)
 
     @classmethod
     def from_clients(cls, clients: Mapping[str, Mapping[str, np.ndarray]]) -> "ClientData":
@@ -137,16 +107,23 @@ class ClientData:
         if not kept:
             raise MixflError(f"none of the {len(clients)} clients has an example.")
         first = next(iter(kept.values()))
-        expected = {k: a.shape[1:] for k, a in first.items()}
+        ragged = {k for arrays in kept.values() for k, a in arrays.items() if isinstance(a, Ragged)}
+
+        def shape(k: str, a: Any) -> Any:
+            lists = isinstance(a, Ragged) or (k in ragged and a.ndim == 2)
+            return "[...]" if lists else a.shape[1:]
+
+        expected = {k: shape(k, a) for k, a in first.items()}
         for c, arrays in kept.items():
-            shapes = {k: a.shape[1:] for k, a in arrays.items()}
+            shapes = {k: shape(k, a) for k, a in arrays.items()}
             if shapes != expected:
                 raise MixflError(
-                    f"client {c!r} has columns with the shapes {shapes}, expected {expected}."
+                    f"client {c!r} has columns with the shapes {shapes}, expected {expected}. "
+                    "Lists of different lengths may be given as mixfl.Ragged."
                 )
-        joined = {k: np.concatenate([a[k] for a in kept.values()]) for k in first}
+        columns = {k: joined([a[k] for a in kept.values()]) for k in first}
         offsets = np.cumsum([0] + [len(next(iter(a.values()))) for a in kept.values()])
-        return cls(Examples.from_arrays(joined), offsets, list(kept), len(clients) - len(kept))
+        return cls(Examples.from_arrays(columns), offsets, list(kept), len(clients) - len(kept))
 
     @classmethod
     def open(cls, path: str | Path) -> "ClientData":
@@ -156,11 +133,28 @@ class ClientData:
         return open_store(Path(path))
 
     def write(self, path: str | Path) -> None:
-        from mixfl.data.store import StoreWriter
+        from mixfl.data.writer import StoreWriter
 
-        with StoreWriter(Path(path)) as store:
+        with StoreWriter(path) as store:
             for i in np.flatnonzero(self.sizes()).tolist():
-                store.add(self.ids[i], self.examples.take(self.rows(i)))
+                store.add_whole(self.ids[i], self.examples.lists(self.rows(i)))
+
+    def pad(self, column: str, length: int, fill: float = 0) -> "ClientData":
+        """The same data, in which a ragged column is read as arrays of `length` numbers: shorter
+        lists are filled up with `fill`, longer ones are cut. Costs nothing.
+
+            clients = mixfl.ClientData.open("tweets").pad("text", 140)
+        """
+        ragged = self.examples.columns.get(column)
+        if not isinstance(ragged, Ragged):
+            names = [n for n, c in self.examples.columns.items() if isinstance(c, Ragged)]
+            raise MixflError(
+                f"the column '{column}' is not ragged. Ragged are: {', '.join(names) or 'none'}."
+            )
+        padded = ragged.padded(length, fill)
+        new = {column: padded, f"{column}_length": Lengths(padded)}
+        columns = {**self.examples.columns, **new}
+        return replace(self, examples=replace(self.examples, columns=columns))
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -196,46 +190,3 @@ class ClientData:
         offsets = np.append(self.offsets[full], self.offsets[-1])
         ids = [self.ids[i] for i in full]
         return ClientData(self.examples, offsets, ids, self.dropped + len(self) - len(full))
-
-
-def checked(arrays: Mapping[str, np.ndarray], empty: bool = False) -> dict[str, np.ndarray]:
-    """Columns as NumPy arrays of equal length, at most 32-bit and finite. Raises an error for
-    anything else."""
-    if not isinstance(arrays, Mapping) or not arrays:
-        raise MixflError(
-            f"expected a dict of columns such as {{'x': x, 'y': y}}, got {type(arrays).__name__}."
-        )
-    out = {name: _checked_column(name, np.asarray(a)) for name, a in arrays.items()}
-    lengths = {name: len(a) for name, a in out.items()}
-    if len(set(lengths.values())) > 1:
-        raise MixflError(f"the columns have different numbers of rows: {lengths}.")
-    if not empty and not next(iter(lengths.values())):
-        raise MixflError("the data has no rows.")
-    return out
-
-
-def _checked_column(name: str, a: np.ndarray) -> np.ndarray:
-    if a.ndim == 0 or a.dtype.kind not in "biuf" or 0 in a.shape[1:]:
-        raise MixflError(
-            f"column '{name}' has dtype {a.dtype} and shape {a.shape}: expected numbers with one "
-            "row per example. Turn text and categories into numbers first."
-        )
-    if a.dtype.kind == "f":
-        if a.dtype.itemsize > 4:
-            with np.errstate(over="ignore"):  # too large numbers become infinite; caught below
-                a = a.astype(np.float32)
-        for start in range(0, len(a), 1 << 16):  # in pieces: the data may be large
-            bad = ~np.isfinite(a[start : start + (1 << 16)])
-            if bad.any():
-                row = start + int(np.argwhere(bad)[0][0])
-                raise MixflError(
-                    f"column '{name}' has a NaN or infinite value in row {row} (as a 32-bit "
-                    "number): remove or replace such rows before training."
-                )
-    elif a.dtype.itemsize == 8:
-        if a.size and (a.max() >= 2**31 or a.min() < -(2**31)):
-            raise MixflError(
-                f"column '{name}' has whole numbers that need more than 32 bits: renumber them."
-            )
-        return a.astype(np.int32)
-    return a.astype(a.dtype.newbyteorder("="), copy=False)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from mixfl.data.columns import Column, Ragged
 from mixfl.data.limits import read_small
 from mixfl.data.store import open_store
 from mixfl.errors import MixflError
@@ -32,15 +33,18 @@ def info(store: Path) -> list[str]:
         f"  examples   {len(data.examples):,}",
         f"  bytes      {stored:,} ({data.examples.example_bytes:,} per example)",
         "  columns",
-        *(
-            f"    {printed(name):<{width}}  {c.dtype} {list(c.shape)}"
-            for name, c in columns.items()
-        ),
+        *(f"    {printed(name):<{width}}  {described(c)}" for name, c in columns.items()),
         f"  examples per client: min {sizes.min():,}, median {np.median(sizes):,.0f}, "
         f"mean {sizes.mean():,.1f}, max {sizes.max():,}",
         *histogram(sizes),
     ]
     return lines + names(store)
+
+
+def described(column: Column) -> str:
+    if isinstance(column, Ragged):
+        return f"{column.dtype} [...], padded to {column.length}"
+    return f"{column.dtype} {list(column.shape)}"
 
 
 def printed(name: object) -> str:

@@ -17,8 +17,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
+from mixfl.data.columns import joined
 from mixfl.data.formats.base import Format, Record
 from mixfl.data.formats.options import Options, parse
 from mixfl.data.formats.partition import deal
@@ -26,7 +25,7 @@ from mixfl.data.formats.reading import Meter
 from mixfl.data.formats.spill import Spill
 from mixfl.data.info import info
 from mixfl.data.split import HeldOutRows, group_sizes, held_out_clients
-from mixfl.data.store import StoreWriter
+from mixfl.data.writer import StoreWriter
 from mixfl.errors import MixflError, unknown
 
 __all__ = ["FORMATS", "Prepared", "info", "prepare"]
@@ -144,7 +143,7 @@ def _write(reader: Format, given: Options, spill: Spill, target: Path) -> Prepar
             for part in sources:
                 for name, client, columns in _pieces(reader, given, spill, part):
                     try:
-                        stores[name].add(client, columns)
+                        stores[name].add_whole(client, columns)
                     except MixflError as error:
                         raise MixflError(f"{reader.source}, client {client}: {error}") from None
             for name, store in stores.items():
@@ -159,7 +158,7 @@ def _write(reader: Format, given: Options, spill: Spill, target: Path) -> Prepar
     finally:
         if split:
             shutil.rmtree(partial, ignore_errors=True)  # nothing is left here if it was renamed
-    sizes = {target / n: Size(len(store.ids), store.ends[-1]) for n, store in stores.items()}
+    sizes = {target / n: Size(len(store.ids), store.rows) for n, store in stores.items()}
     return Prepared(sizes, reader.skipped, reader.notes)
 
 
@@ -204,7 +203,7 @@ def _composite(reader: Format, clients: Iterator[tuple], groups: list[int]) -> I
     for i, size in enumerate(groups):
         members = list(itertools.islice(clients, size))
         built = [reader.build(payloads) for _, payloads in members]
-        columns = {c: np.concatenate([b[c] for b in built]) for c in built[0]}
+        columns = {c: joined([b[c] for b in built]) for c in built[0]}
         first, last = members[0][0], members[-1][0]
         if len(next(iter(columns.values()))):
             yield i, first if size == 1 else f"{first}..{last}", columns

@@ -34,7 +34,7 @@ from PIL import Image
 
 import mixfl
 from mixfl.data import prepare as preparing
-from mixfl.data import store
+from mixfl.data import writer
 from mixfl.data.formats.example_proto import parse_example, varints
 from mixfl.data.formats.text import normalized, windows
 from mixfl.data.prepare import FORMATS, info, prepare
@@ -886,7 +886,7 @@ def test_what_a_killed_preparation_leaves_is_replaced(tmp_path, split):
 
 @pytest.mark.parametrize("split", [None, "client:0.5"])
 def test_interrupted(tmp_path, split, monkeypatch):
-    monkeypatch.setattr(store, "BATCH_BYTES", 16)
+    monkeypatch.setattr(writer, "BATCH_BYTES", 16)
 
     def stop(done, total, text):
         if text == "writing clients" and done == total:
@@ -946,7 +946,7 @@ def rows_of(n, name):
 )  # fmt: skip
 @pytest.mark.parametrize("options", [{}, {"group_examples": 60}])
 def test_memory_stays_flat(tmp_path, monkeypatch, format, name, options):
-    monkeypatch.setattr(store, "BATCH_BYTES", 1 << 13)
+    monkeypatch.setattr(writer, "BATCH_BYTES", 1 << 13)
 
     def peak(n):
         path = write(tmp_path / str(n) / name, rows_of(n, name))

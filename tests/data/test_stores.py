@@ -11,8 +11,8 @@ import pytest
 import tiny_problem
 
 import mixfl
-from mixfl.data import store
-from mixfl.data.store import StoreWriter
+from mixfl.data import writer
+from mixfl.data.writer import StoreWriter
 from mixfl.errors import MixflError
 
 
@@ -234,7 +234,7 @@ def test_take_has_the_shape_of_the_index():
 
 @pytest.mark.parametrize("batch_bytes", [1, 200, 32 << 20])
 def test_store_gives_back_what_was_written(batch_bytes, monkeypatch, tmp_path):
-    monkeypatch.setattr(store, "BATCH_BYTES", batch_bytes)
+    monkeypatch.setattr(writer, "BATCH_BYTES", batch_bytes)
     data = example_clients()
     data.write(tmp_path / "store")
     found = mixfl.ClientData.open(tmp_path / "store")
@@ -296,7 +296,7 @@ def write(path, *clients, then=None):
 
 
 def test_interrupted_writer_leaves_no_store(tmp_path, monkeypatch):
-    monkeypatch.setattr(store, "BATCH_BYTES", 1)
+    monkeypatch.setattr(writer, "BATCH_BYTES", 1)
     with pytest.raises(KeyboardInterrupt):
         write(tmp_path / "store", {"x": np.arange(3)}, then=KeyboardInterrupt())
     assert not list(tmp_path.iterdir())
@@ -305,10 +305,10 @@ def test_interrupted_writer_leaves_no_store(tmp_path, monkeypatch):
 def test_writer_killed_in_the_middle(tmp_path):
     code = (
         "import os, signal, sys, numpy as np, pathlib\n"
-        "from mixfl.data import store\n"
-        "store.BATCH_BYTES = 1\n"
-        "with store.StoreWriter(pathlib.Path(sys.argv[1])) as writer:\n"
-        "    writer.add('a', {'x': np.arange(3)})\n"
+        "from mixfl.data import writer\n"
+        "writer.BATCH_BYTES = 1\n"
+        "with writer.StoreWriter(pathlib.Path(sys.argv[1])) as w:\n"
+        "    w.add('a', {'x': np.arange(3)})\n"
         "    os.kill(os.getpid(), signal.SIGKILL)\n"
     )
     done = subprocess.run([sys.executable, "-c", code, tmp_path / "store"])

@@ -8,6 +8,8 @@ import pytest
 import mixfl
 from mixfl.algorithms import ALGORITHMS
 from mixfl.data import store as stores
+from mixfl.data import writer
+from mixfl.data.writer import StoreWriter
 from mixfl.engine import cohort
 from mixfl.engine.feeding import Feeder
 from mixfl.engine.seeds import generators
@@ -32,9 +34,9 @@ def folder(tmp_path_factory):
     made = tmp_path_factory.mktemp("stores")
     rows = np.arange(14 * 40, dtype=np.int16).reshape(-1, 4)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(stores, "BATCH_BYTES", 1 << 18)
+        patch.setattr(writer, "BATCH_BYTES", 1 << 18)
         for clients in (300, 30_000):
-            with stores.StoreWriter(made / str(clients)) as store:
+            with StoreWriter(made / str(clients)) as store:
                 for i in range(clients):
                     store.add(f"somebody with a long name, {i:07d}", {"x": rows[: 1 + i % 40]})
     return made

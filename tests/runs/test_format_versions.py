@@ -11,7 +11,8 @@ import tomli_w
 from run_folders import TINY, assert_same, cli, lines, train, train_until
 
 import mixfl
-from mixfl.data.store import FORMAT, StoreWriter
+from mixfl.data.store import FORMAT
+from mixfl.data.writer import StoreWriter
 from mixfl.errors import MixflError
 from mixfl.format_versions import CHECKPOINT, RUN_FOLDER, STORE, check_format
 from mixfl.runs import manifest, origin
@@ -76,8 +77,10 @@ def test_a_store_without_a_number_is_read(store):
 
 
 def test_a_newer_store_is_refused(store):
-    renumber_store(store, "3")
-    expected = rf"store was made by a newer mixfl \(format 3, this one reads up to {STORE}\): "
+    renumber_store(store, str(STORE + 1))
+    expected = (
+        rf"store was made by a newer mixfl \(format {STORE + 1}, this one reads up to {STORE}\): "
+    )
     with pytest.raises(MixflError, match=expected + "update mixfl, or prepare the data again"):
         mixfl.ClientData.open(store)
 
