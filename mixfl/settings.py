@@ -1,8 +1,9 @@
 """Every key of a run: the same in TOML, on the command line and in Python."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, get_args
 
 from msgspec import Meta
@@ -23,6 +24,34 @@ __all__ = ["KEYS", "WEIGHTINGS", "Settings", "check_keys"]
 Optimizer = str | Callable[..., Any]
 Weighting = Literal["examples", "steps", "uniform"]
 WEIGHTINGS = get_args(Weighting)
+
+
+class Own(Mapping[str, Any]):
+    """The settings that an algorithm declares for itself (algorithms/own.py): `s.own.mu`, or
+    `s.own["mu"]`. Hashable, as all settings are."""
+
+    def __init__(self, values: Mapping[str, Any] = MappingProxyType({})):
+        self._values = dict(values)
+
+    def __getitem__(self, name: str) -> Any:
+        return self._values[name]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name not in self._values:
+            raise AttributeError(f"the algorithm declares no setting '{name}'")
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __hash__(self) -> int:
+        return hash(tuple(sorted(self._values.items())))
+
+    def __repr__(self) -> str:
+        return f"Own({self._values})"
 
 
 @dataclass(frozen=True)
@@ -84,6 +113,8 @@ class Settings:
     devices: Count | Auto = key(
         "auto", "JAX devices (of all processes) that share a cohort; see docs/simulator.md"
     )
+    # No key, but the keys that the algorithm declares for itself, which has checked them.
+    own: Own = dataclasses.field(default=Own(), metadata={"checked": True})
 
     def __post_init__(self):
         check_fields(self)
@@ -98,4 +129,4 @@ class Settings:
         return self.local_steps if self.central_steps == "auto" else self.central_steps
 
 
-KEYS = {f.name: f for f in dataclasses.fields(Settings)}
+KEYS = {f.name: f for f in dataclasses.fields(Settings) if f.name != "own"}

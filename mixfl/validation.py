@@ -31,20 +31,24 @@ SHOWN = 60  # characters of a wrong value in a message
 Auto = Literal["auto"]
 Positive = Annotated[float, Meta(gt=0, le=LARGEST_FLOAT)]
 NotNegative = Annotated[float, Meta(ge=0, le=LARGEST_FLOAT)]
+Finite = Annotated[float, Meta(ge=-LARGEST_FLOAT, le=LARGEST_FLOAT)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Count = Annotated[int, Meta(ge=1, le=LARGEST_INT)]
 Index = Annotated[int, Meta(ge=0, le=LARGEST_INT)]
 
 
-def key(default: Any, help: str) -> Any:
-    """A field with its default and its meaning; `mixfl keys` prints both."""
-    return field(default=default, metadata={"help": help})
+def key(default: Any, help: str, type: Any = None) -> Any:
+    """A field with its default and its meaning; `mixfl keys` prints both. `type` is for fields that
+    no annotation describes (see algorithms/own.py)."""
+    return field(default=default, metadata={"help": help} | ({"type": type} if type else {}))
 
 
 def check_fields(instance: Any) -> None:
     """Check every field of a frozen dataclass, and convert numbers to the field's type."""
     hints = field_types(instance.__class__)
     for f in dataclasses.fields(instance):
+        if f.metadata.get("checked"):
+            continue
         value = check(f.name, getattr(instance, f.name), hints[f.name], f.metadata.get("help", ""))
         object.__setattr__(instance, f.name, value)
 

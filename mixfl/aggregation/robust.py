@@ -19,6 +19,7 @@ import numpy as np
 
 from mixfl.algorithms.contract import Sums
 from mixfl.algorithms.steps import scale
+from mixfl.errors import MixflError
 from mixfl.settings import Settings
 
 FARTHEST = float(np.finfo(np.float32).max)  # for squared distances that overflow
@@ -26,6 +27,12 @@ FARTHEST = float(np.finfo(np.float32).max)  # for squared distances that overflo
 
 def robust_sums(s: Settings, summands: Sums, good) -> Sums:
     """The sums of stacked summands [clients, ...]; `good` [clients] marks those that count."""
+    if summands.extra is not None:
+        raise MixflError(
+            f"aggregation = {s.aggregation} is for changes of the model. This algorithm's clients "
+            "send fields of its own too, which it would add up, whoever sent them: use another "
+            "algorithm, or aggregation = mean."
+        )
     good = good & (summands.steps > 0)
 
     def own(a):  # p_i u_i is u_i again

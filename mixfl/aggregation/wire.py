@@ -15,6 +15,7 @@ class Sent(NamedTuple):
     weight: Any  # p_i
     steps: Any  # K_i
     loss: Any
+    extra: Any = None  # an algorithm's own fields
 
 
 def sent(code: Sums, x: Params) -> Sent:
@@ -25,7 +26,7 @@ def sent(code: Sums, x: Params) -> Sent:
         return a.astype(like.dtype) if like.dtype == jnp.bfloat16 else a
 
     weighted = jax.tree.map(cast, code.weighted, x)
-    return Sent(weighted, code.grads, code.weight, code.steps, code.loss)
+    return Sent(weighted, code.grads, code.weight, code.steps, code.loss, code.extra)
 
 
 def restored(given: Sent, like: Sums) -> Sums:
@@ -35,7 +36,7 @@ def restored(given: Sent, like: Sums) -> Sums:
     by_steps = jnp.where(taken, given.weight, 0.0)
     summand = Sums(
         weighted, given.weight, None, given.grads, given.steps, by_steps, given.loss,
-        jnp.minimum(given.steps, 1.0),
+        jnp.minimum(given.steps, 1.0), given.extra,
     )  # fmt: skip
     both = like.unweighted is not None
     return summand._replace(unweighted=unweighted(summand)) if both else summand

@@ -5,12 +5,12 @@ from mixfl.algorithms.central import central
 from mixfl.algorithms.contract import Recipe
 from mixfl.algorithms.example_transfer import example_transfer
 from mixfl.algorithms.fed_avg import fed_avg
+from mixfl.algorithms.finding import found
 from mixfl.algorithms.one_way_gt import one_way_gt
 from mixfl.algorithms.oracle import oracle
 from mixfl.algorithms.parallel_training import parallel_training
 from mixfl.algorithms.pretrain import pretrain
 from mixfl.algorithms.two_way_gt import two_way_gt
-from mixfl.errors import unknown
 
 ALGORITHMS: dict[str, Recipe] = {
     recipe.id: recipe
@@ -22,8 +22,5 @@ ALGORITHMS: dict[str, Recipe] = {
 
 
 def recipe(given: str | Recipe) -> Recipe:
-    if isinstance(given, Recipe):
-        return given
-    if given not in ALGORITHMS:
-        raise unknown("algorithm", given, ALGORITHMS)
-    return ALGORITHMS[given]
+    """By its id, as `path.py:name`, or itself (finding.py)."""
+    return found(given, ALGORITHMS)

@@ -16,11 +16,13 @@ drawn at the server for this round, as many as `feed.draw` says.
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeVar
+from types import MappingProxyType
+from typing import Any, NamedTuple, Protocol
 
 import jax
 
 from mixfl.algorithms.origin import Origin
+from mixfl.algorithms.own import OwnKeys
 from mixfl.problem import Central, Federated, Params, Problem
 from mixfl.settings import KEYS, Settings, check_keys
 
@@ -87,6 +89,7 @@ class Broadcast(NamedTuple):
     x: Params
     aug: Params | None = None  # augmenting gradient, added to the gradient of each step
     drift: Params | None = None  # never sent: what 1, 2, ... K steps on aug alone change, [K, ...]
+    extra: Any = None  # fields of the algorithm's own: a tree of arrays
 
 
 class Upload(NamedTuple):
@@ -97,6 +100,7 @@ class Upload(NamedTuple):
     steps: Any  # K_i
     grads: Params | None  # sum of the client's own gradients, if u_i does not determine it
     loss: Any  # the client's own loss, summed over its steps
+    extra: Any = None  # fields of the algorithm's own, which are added up as they are
 
 
 class Sums(NamedTuple):
@@ -110,6 +114,7 @@ class Sums(NamedTuple):
     by_steps: Any  # [K], p_i of the clients that took 1, 2, ... steps
     loss: Any
     clients: Any  # clients that took a step
+    extra: Any = None
 
 
 class CentralUpdate(NamedTuple):
@@ -186,23 +191,6 @@ class Algorithm(NamedTuple):
         return self.origin if self.origin is not None and self.origin.built == self[:-1] else None
 
 
-C = TypeVar("C", bound=Callable)
-
-
-def own_loss_only(client: C) -> C:
-    """Marks a client function whose steps use the model through the client's own loss alone.
-
-    Only such a function may run in another form (see forms/): a form gives it other arrays in
-    place of the model's. A function without the mark always gets the model itself.
-    """
-    client.own_loss_only = True  # type: ignore[attr-defined]
-    return client
-
-
-def uses_own_loss_only(algorithm: Algorithm) -> bool:
-    return getattr(algorithm.client, "own_loss_only", False)
-
-
 # An algorithm by name
 
 
@@ -243,14 +231,32 @@ class Recipe:
     uses: frozenset[str]  # the settings that have an effect
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
     auto: Mapping[str, Auto] = dataclasses.field(default_factory=dict)  # in place of AUTO
+    own: OwnKeys = dataclasses.field(default_factory=OwnKeys)  # keys that only it has
+    place: str = ""  # path.py:name, if it came from a file
 
     def __call__(self, **settings) -> "Recipe":
-        check_keys(settings, valid=KEYS, used=self.uses, by=f"'{self.id}'")
+        check_keys(settings, valid=self.valid, used=self.uses, by=f"'{self.id}'")
         return dataclasses.replace(self, settings=self.settings | settings)
+
+    @property
+    def valid(self) -> dict[str, Any]:
+        """Every key that can be set, with or without an effect."""
+        return {**KEYS, **self.own}
+
+    @property
+    def name(self) -> str:
+        """What finds it again."""
+        return self.place or self.id
+
+    def chosen(self, keys: Mapping[str, Any]) -> Settings:
+        """The settings of a run, checked. Keys without an effect are left out."""
+        general = {k: v for k, v in keys.items() if k in KEYS and k in self.uses}
+        return Settings(**general, own=self.own.chosen(keys))
 
     def resolve(self, problem: Problem, s: Settings) -> Settings:
         """Replaces each `auto` that the algorithm and the problem determine. Engines replace those
         that depend on the machine (engine/auto.py)."""
+        s = self.own.completed(s)
         # A rate may be a tracer, which can't be compared.
         open_keys = [k for k in AUTO if k in self.uses and isinstance(getattr(s, k), str | None)]
         values = {k: {**AUTO, **self.auto}[k](problem, s) for k in open_keys}
@@ -284,7 +290,12 @@ AUTO_KEYS = frozenset({"cohort_size", "client_batch", "local_steps", "client_lr"
 MERGE_KEYS = frozenset({"merge_lr", "merge_opt"})
 
 
-def algorithm(id: str, *keys: frozenset[str], **auto: Auto) -> Callable[[Callable], Recipe]:
-    """Turns `make(problem, settings) -> Algorithm` into a Recipe that uses the given keys. `auto`
-    has functions for keys whose `auto` differs from AUTO."""
-    return lambda make: Recipe(id, make, RUN_KEYS.union(*keys), auto=auto)
+def algorithm(
+    id: str, *keys: frozenset[str], settings: Mapping[str, Any] = MappingProxyType({}), **auto: Auto
+) -> Callable[[Callable], Recipe]:
+    """Turns `make(problem, settings) -> Algorithm` into a Recipe that uses the given keys.
+
+    `settings` has keys of its own, each made by `key(default, meaning)`: see algorithms/own.py.
+    `auto` has functions for keys whose `auto` differs from AUTO."""
+    own = OwnKeys(settings, of=id)
+    return lambda make: Recipe(id, make, RUN_KEYS.union(*keys, own), auto=auto, own=own)

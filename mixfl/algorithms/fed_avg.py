@@ -12,8 +12,8 @@ from mixfl.algorithms.contract import (
     Broadcast,
     Feed,
     algorithm,
-    own_loss_only,
 )
+from mixfl.algorithms.marks import own_loss_only
 from mixfl.algorithms.steps import add, client_update, mean_delta, report, scale, weighted_summand
 from mixfl.errors import MixflError
 from mixfl.optimizers import make
@@ -51,5 +51,5 @@ def fed_avg(problem: Problem, s: Settings) -> Algorithm:
         return State(x, server), report(problem, sums)
 
     feed = Feed(draw=(None,) * len(problem.terms))
-    summand = functools.partial(weighted_summand, s)
+    summand = own_loss_only(functools.partial(weighted_summand, s))
     return Algorithm(init, broadcast, client, summand, central, update, feed)

@@ -182,7 +182,7 @@ def weighted_summand(s: Settings, upload: Upload) -> Sums:
     by_steps = jnp.where(jnp.arange(1, s.local_steps + 1) == upload.steps, upload.weight, 0.0)
     return Sums(
         scale(upload.weight, upload.own), upload.weight, None, upload.grads, upload.steps,
-        by_steps, upload.loss, jnp.minimum(upload.steps, 1.0),
+        by_steps, upload.loss, jnp.minimum(upload.steps, 1.0), upload.extra,
     )  # fmt: skip
 
 

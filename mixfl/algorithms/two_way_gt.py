@@ -18,8 +18,8 @@ from mixfl.algorithms.contract import (
     Algorithm,
     Broadcast,
     algorithm,
-    own_loss_only,
 )  # fmt: skip
+from mixfl.algorithms.marks import own_loss_only
 from mixfl.algorithms.parallel_training import State as PTState
 from mixfl.algorithms.parallel_training import parallel_training
 from mixfl.algorithms.steps import (
@@ -75,6 +75,7 @@ def two_way_gt(problem: Problem, s: Settings) -> Algorithm:
     def client(term, broadcast, feed):
         return client_update(term, s, broadcast, feed, collect=collect_f)
 
+    @own_loss_only
     def summand(upload):
         # sum u_i is needed as well as sum p_i u_i, unless they are equal or gradients are sent.
         sums = weighted_summand(s, upload)

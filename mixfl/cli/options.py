@@ -5,12 +5,13 @@ from pathlib import Path
 import click
 
 from mixfl.cli.process import start_jax
-from mixfl.errors import MixflError, unknown
+from mixfl.errors import MixflError
 
 ALGORITHMS = (
     "fedavg", "pt", "1wgt", "2wgt", "example-transfer", "oracle", "central", "pretrain", "baseline"
 )  # fmt: skip
 ALL = ", ".join(ALGORITHMS)
+OWN = "or path.py:name, your own (docs/algorithms.md)"
 
 PRESET = click.option("--preset", metavar="P", help="Settings from a file: paper, cpu or demo.")
 PROBLEM = [
@@ -73,12 +74,12 @@ def by_hand(rounds, seed, assignments, measure=None) -> dict:
     return given
 
 
-def begin(task, assignments, out=None) -> dict:
+def begin(task, assignments, out=None, algorithms=()) -> dict:
     """Checks what can be checked without JAX, starts JAX, and returns the keys given."""
     from mixfl.runs.user_input import parse_assignments
 
     given = parse_assignments(assignments)
-    check_names(task, [])
+    check_names(task, algorithms)
     check_folder(out)
     start_jax(given)
     return given
@@ -92,11 +93,13 @@ def check_folder(out) -> None:
 def check_names(task, algorithms, track=None) -> None:
     """Checks names without importing JAX."""
     from mixfl.tasks import check_name
+    from mixfl.tasks.user_file import check_algorithm
 
-    check_name(task)
+    if task is not None:
+        check_name(task)
     for given in algorithms:
         if given not in ALGORITHMS:
-            raise unknown("algorithm", given, ALGORITHMS)
+            check_algorithm(given, ALGORITHMS)
     if track is not None:
         from mixfl.runs.sinks.mlflow import check as check_tracker
 

@@ -4,7 +4,17 @@ from pathlib import Path
 
 import click
 
-from mixfl.cli.options import HUNG, JOBS, JSON, PROBLEM, begin, check_folder, options
+from mixfl.cli.options import (
+    HUNG,
+    JOBS,
+    JSON,
+    OWN,
+    PROBLEM,
+    begin,
+    check_folder,
+    names,
+    options,
+)
 from mixfl.cli.process import cores, start_jax
 from mixfl.cli.terminal import command_line, print_table
 
@@ -73,8 +83,12 @@ def reproduce(ids, scale, data, out, listing, resume, jobs, hung):  # fmt: skip
 
 
 @click.command()
-@options(JSON, shared=PROBLEM)
-def costs(task, preset, data, assignments, as_json):
+@options(
+    click.option("--algorithms", metavar="A,B,...",
+                 help=f"Default: the paper's four. Ids, {OWN}."),
+    JSON, shared=PROBLEM,
+)  # fmt: skip
+def costs(task, preset, data, assignments, algorithms, as_json):
     """Print what a client of TASK computes and sends: counted, and by the paper's formulas (movie).
 
     The default preset is `paper`.
@@ -83,12 +97,14 @@ def costs(task, preset, data, assignments, as_json):
 
     from mixfl.runs.sinks.terminal import steps
 
-    given = begin(task, assignments)
+    several = names(algorithms) if algorithms is not None else None
+    given = begin(task, assignments, algorithms=several or ())
     from mixfl.measure import costs as counting
+    from mixfl.studies.costs import ALGORITHMS
     from mixfl.studies.costs import costs as counted_costs
 
     with steps() as report:
-        counted = counted_costs(task, preset, data, given, report)
+        counted = counted_costs(task, preset, data, given, report, several or ALGORITHMS)
     if as_json:
         click.echo(json.dumps(counting.as_json(counted), indent=2))
         return

@@ -4,21 +4,33 @@ from pathlib import Path
 
 import click
 
-from mixfl.cli.options import JSON, PROBLEM, begin, options
+from mixfl.cli.options import JSON, PROBLEM, begin, check_names, options
 from mixfl.cli.terminal import print_table
 
 
 @click.command()
-@options(shared=PROBLEM)
-def check(task, preset, data, assignments):
-    """Check TASK: do its losses keep the contract, and do the algorithms agree when K = 1?"""
-    given = begin(task, assignments)
+@options(
+    click.option("--algorithm", metavar="ID",
+                 help="Check an algorithm on TASK, for example your own, path.py:name."),
+    shared=PROBLEM,
+)  # fmt: skip
+def check(task, preset, data, assignments, algorithm):
+    """Check TASK: do its losses keep the contract, and do the algorithms agree when K = 1?
+
+    With --algorithm: does the algorithm keep its contract on TASK?
+    """
+    given = begin(task, assignments, algorithms=[algorithm] if algorithm else [])
     from mixfl.algorithms import ALGORITHMS
     from mixfl.measure.check import check as run_check
+    from mixfl.measure.check_algorithm import check_algorithm
     from mixfl.runs.plan import plan
 
-    planned = plan(task, "pt", preset=preset, data=data, given=given, shared_with=ALGORITHMS)
-    lines, good = run_check(planned.problem, planned.settings)
+    if algorithm:
+        planned = plan(task, algorithm, preset=preset, data=data, given=given)
+        lines, good = check_algorithm(planned.problem, planned.recipe, planned.settings)
+    else:
+        planned = plan(task, "pt", preset=preset, data=data, given=given, shared_with=ALGORITHMS)
+        lines, good = run_check(planned.problem, planned.settings)
     for line in lines:
         click.echo(line)
     raise SystemExit(0 if good else 1)
@@ -26,22 +38,30 @@ def check(task, preset, data, assignments):
 
 @click.command()
 @click.argument("task", required=False)
-def keys(task):
+@click.option("--algorithm", metavar="ID", help="Only what this algorithm uses, and its own keys.")
+def keys(task, algorithm):
     """List the keys for --set, with their defaults (and TASK's own)."""
     from mixfl.settings import KEYS
 
+    fields: dict = dict(KEYS)
+    if algorithm:
+        check_names(None, [algorithm])
+        from mixfl.algorithms import recipe
+
+        used = recipe(algorithm)
+        fields = {k: f for k, f in used.valid.items() if k in used.uses}
     preset: dict = {}
     if task:
         from mixfl.runs.plan import preset_keys
         from mixfl.tasks import find
 
         spec = find(task)
-        preset = preset_keys(spec, None, "")
+        preset = preset_keys(spec, None, used.id if algorithm else "")
     print_table(
         ["key", "default", "preset cpu", "meaning"] if preset else ["key", "default", "meaning"],
         [
             [k, str(f.default), *([str(preset.get(k, ""))] if preset else []), f.metadata["help"]]
-            for k, f in KEYS.items()
+            for k, f in fields.items()
         ],
     )
     if task and spec.options:

@@ -5,7 +5,17 @@ from pathlib import Path
 
 import click
 
-from mixfl.cli.options import ALL, HUNG, JOBS, SEVERAL_RUNS, by_hand, check_names, names, options
+from mixfl.cli.options import (
+    ALL,
+    HUNG,
+    JOBS,
+    OWN,
+    SEVERAL_RUNS,
+    by_hand,
+    check_names,
+    names,
+    options,
+)
 from mixfl.cli.process import cores, start_jax
 from mixfl.cli.terminal import print_table
 from mixfl.errors import MixflError
@@ -14,7 +24,7 @@ from mixfl.errors import MixflError
 @click.command()
 @click.argument("task", required=False)
 @options(
-    click.option("--algorithm", metavar="ID", help=f"One of {ALL}."),
+    click.option("--algorithm", metavar="ID", help=f"One of {ALL}; {OWN}."),
     click.option("--config", type=click.Path(path_type=Path), metavar="FILE",
                  help="Repeat the run with this config.toml, from its run folder."),
     click.option("--measure", metavar="WHAT",
@@ -39,7 +49,7 @@ def run(
     if task is None:
         raise MixflError("which task? For example: mixfl run smile --algorithm 2wgt")
     if algorithm is None:
-        raise MixflError(f"which algorithm? Give --algorithm with one of {ALL}.")
+        raise MixflError(f"which algorithm? Give --algorithm with one of {ALL}, {OWN}.")
     check_names(task, [algorithm], track)
     start_jax({**keys, **given}, distributed)
     from mixfl.engine import processes
@@ -53,7 +63,7 @@ def run(
             config=keys, given=given,
         )  # fmt: skip
     name = task if ".py" not in task else planned.problem.name
-    out = out or Path("runs") / f"{name}-{algorithm}-seed{planned.settings.seed}"
+    out = out or Path("runs") / f"{name}-{planned.recipe.id}-seed{planned.settings.seed}"
     result = train(
         planned, out, resume, reporter(processes.first()), track=track,
         repeats=config.parent if config is not None else None, **how,
@@ -78,7 +88,7 @@ def reported(out: Path) -> Path:
 @click.argument("task")
 @options(
     click.option("--algorithms", default="fedavg,pt,1wgt,2wgt,oracle", show_default=True,
-                 metavar="A,B,...", help="Algorithms to compare."),
+                 metavar="A,B,...", help=f"Algorithms to compare: ids, {OWN}."),
     click.option("--trials", type=click.IntRange(min=1), default=1, show_default=True,
                  metavar="N", help="Trials of each, with consecutive seeds."),
     JOBS, HUNG,
@@ -107,6 +117,7 @@ def compare(
         more: dict = dict(given=given, shared_with=ids, problems=problems)
         with processes.Together():
             plans = [plan(task, a, preset=preset, data=data, **more) for a in ids]
+            comparison.check_ids(plans)
         out = out or Path("runs") / f"compare-{plans[0].problem.name}"
         if crew is None:
             outcomes = comparison.compare(
@@ -138,7 +149,7 @@ def compare(
 @click.argument("task")
 @options(
     click.option("--algorithm", "algorithms", required=True, metavar="ID[,ID]",
-                 help="One algorithm or several."),
+                 help=f"One algorithm or several: ids, {OWN}."),
     click.option("--over", multiple=True, metavar="KEY=V1,V2,...",
                  help="Values to try; repeat it to try all combinations."),
     click.option("--trials", type=click.IntRange(min=1), default=5, show_default=True,
@@ -177,11 +188,12 @@ def sweep(
             for a in ids
             for keys in sweeping.grid(over)
         ]
+        comparison.check_ids(plans[:: len(sweeping.grid(over))])  # one of each algorithm
         comparison.check(plans)
         out = out or Path("runs") / f"sweep-{plans[0].problem.name}"
         several = sweeping.planned_trials(
-            plans[0].task, ids, over, trials, plans[0].settings.seed, given, preset=preset,
-            data=plans[0].data, track=track,
+            plans[0].task, {p.recipe.name: p.recipe.id for p in plans}, over, trials,
+            plans[0].settings.seed, given, preset=preset, data=plans[0].data, track=track,
         )  # fmt: skip
         ended = crew.make(several, out, board(), resume)
     results = sweeping.settings(ended, over)

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import jax
 
 from mixfl.aggregation import Chain
-from mixfl.algorithms.contract import Algorithm, uses_own_loss_only
+from mixfl.algorithms.contract import Algorithm
+from mixfl.algorithms.marks import uses_own_loss_only
 from mixfl.engine import processes
 from mixfl.engine.sizes import Shape, client_shapes
 from mixfl.errors import MixflError

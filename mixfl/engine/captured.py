@@ -36,12 +36,23 @@ def _captured(waiting: list) -> Iterator[Any]:
         elif isinstance(value, types.MethodType):
             waiting += [value.__func__, value.__self__]
         elif isinstance(value, types.FunctionType) and _own(value.__code__):
-            names = sorted(set(_names(value.__code__)))
-            waiting += [value.__globals__[n] for n in names if n in value.__globals__]
-            for cell in value.__closure__ or ():
-                with contextlib.suppress(ValueError):  # nothing is in it yet
-                    waiting.append(cell.cell_contents)
-            waiting += [*(value.__defaults__ or ()), getattr(value, "__wrapped__", None)]
+            waiting += [found for _, found in outside(value)]
+            waiting.append(getattr(value, "__wrapped__", None))
+
+
+def outside(function: types.FunctionType) -> Iterator[tuple[str, Any]]:
+    """The names and values of global constants, of variables of functions around it, and of its
+    defaults."""
+    code = function.__code__
+    for name in sorted(set(_names(code))):
+        if name in function.__globals__:
+            yield name, function.__globals__[name]
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # nothing is in it yet
+            yield name, cell.cell_contents
+    first = code.co_argcount - len(function.__defaults__ or ())
+    yield from zip(code.co_varnames[first:], function.__defaults__ or (), strict=False)
+    yield from (function.__kwdefaults__ or {}).items()
 
 
 def _own(code: types.CodeType) -> bool:

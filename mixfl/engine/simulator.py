@@ -15,6 +15,7 @@ from mixfl.algorithms.contract import Algorithm
 from mixfl.engine.auto import choose_devices, choose_forms, in_fast_form, model_shapes, resolved
 from mixfl.engine.base import Progress, RoundBytes, RoundResult
 from mixfl.engine.counting import ByteCounter
+from mixfl.engine.exactness import check_marks
 from mixfl.engine.feeding import Feeder, Prefetch
 from mixfl.engine.loops import slow_in_loops, unknown_operators
 from mixfl.engine.programs import shared_round
@@ -67,6 +68,7 @@ class Simulator:
         self.not_timed = ""  # why that was not found out
         self._on_devices(choose_devices(problem, x, algorithm, s, self.forms, self.platform))
         self.feeder.check_draws(self.at(0))
+        check_marks(self.at(0), self.feeder, lambda: problem.init(jax.random.key(s.seed)))
         self.programs: dict[Algorithm, Round] = {}
         self.traced_before = 0  # by other simulators that share a program
         self.waited = 0.0  # seconds that the loop waited for data

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from mixfl.algorithms.contract import Broadcast, uses_own_loss_only
+from mixfl.algorithms.marks import uses_own_loss_only
 from mixfl.errors import MixflError
 from mixfl.forms.base import Candidate, Form, Part, Refused, map_parts
 from mixfl.forms.first_layers import find_layers, first_layers, pays
@@ -115,7 +115,7 @@ class LowRank(Form):
         return (
             Started(self.weights, self.norms, layers, inputs, steps),
             dataclasses.replace(term, loss=loss),
-            Broadcast(local(broadcast.x, 0.0), aug),
+            broadcast._replace(x=local(broadcast.x, 0.0), aug=aug),
             feeds._replace(batches=feeds.batches._replace(data=columns, extra=products)),
         )
 

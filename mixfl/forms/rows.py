@@ -18,7 +18,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mixfl.algorithms.contract import Broadcast, ClientFeed, Sums, uses_own_loss_only
+from mixfl.algorithms.contract import Broadcast, ClientFeed, Sums
+from mixfl.algorithms.marks import uses_own_loss_only
 from mixfl.errors import MixflError, unknown
 from mixfl.forms.base import Candidate, Form, Part, Refused
 from mixfl.optimizers import make

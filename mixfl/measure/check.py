@@ -50,7 +50,10 @@ class Finding(NamedTuple):
 
 def check(problem: Problem, s: Settings) -> tuple[list[str], bool]:
     """Lines to print, and whether all checks passed."""
-    findings = list(check_problem(problem, s))
+    return said(list(check_problem(problem, s)))
+
+
+def said(findings: list[Finding]) -> tuple[list[str], bool]:
     bad = [f for f in findings if not f.good]
     verdict = (
         f"All {len(findings)} checks passed."

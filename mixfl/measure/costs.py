@@ -87,7 +87,7 @@ def costs(plans: Sequence[Planned], report=lambda *_: None) -> Costs:
             continue  # the baseline is only for regularizers
         counted[algorithm] = count(planned)
     s, problem = plans[-1].settings, plans[-1].problem
-    if problem.name != "movie":
+    if problem.name != "movie" or not set(counted) <= set(NAMES):
         return Costs(None, counted)
     N, d = jax.eval_shape(problem.init, jax.random.key(0))["movies"].shape
     n = s.client_batch * s.local_steps
@@ -177,7 +177,7 @@ def tables(costs: Costs) -> list[tuple[str, list[str], list[list[str]]]]:
     if costs.paper is None:
         header = ["algorithm", "Mflop a step", "KB down", "KB up"]
         cells = [
-            [NAMES[a], f"{c.step_flop['gram'] / 1e6:.4g}", _kb(c.down), _kb(c.up)]
+            [NAMES.get(a, a), f"{c.step_flop['gram'] / 1e6:.4g}", _kb(c.down), _kb(c.up)]
             for a, c in costs.counted.items()
         ]
         return [("per client: counted", header, cells)]

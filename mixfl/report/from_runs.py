@@ -18,7 +18,7 @@ from mixfl.tasks import PYTHON, read_toml
 
 # Keys that decide how a run is computed, not what: trials of one setting may differ in them.
 MACHINE = ("version", "format", "devices", "cohort_chunk", "central_chunk", "checkpoint_every")
-APART = ("seed", *MACHINE)
+APART = ("seed", "algorithm_from", *MACHINE)
 MOST = 6  # panels in a chart
 REPRODUCED = "reproduce.json"  # marks a folder of `mixfl reproduce`
 

@@ -8,6 +8,7 @@
     origin.json        the data, versions and machine that were used
     status.json        running, finished, interrupted, failed or diverged, and at which round
     model.safetensors  the trained model, when the run has finished
+    algorithm.py       a copy of the file of an algorithm of the user's own
     aside-1/           files that were in the way: damaged checkpoints, or an earlier start
     and the problem's own files, such as vocabulary.json
 
@@ -68,8 +69,9 @@ class RunFolder:
     def __init__(
         self, path: Path, config: dict[str, Any], resume: bool,
         files: Mapping[str, str] = MappingProxyType({}),
+        copies: Mapping[str, str] = MappingProxyType({}),
     ):  # fmt: skip
-        self.path, self.files = path, files
+        self.path, self.files, self.copies = path, files, copies
         try:
             self._claim(config, resume)
         except OSError as error:
@@ -85,7 +87,7 @@ class RunFolder:
             for left in path.glob(".*.partial"):
                 left.unlink()
             if not (path / "config.toml").exists():
-                for name, content in self.files.items():
+                for name, content in {**self.files, **self.copies}.items():
                     write_whole(path / name, content.encode())
                 write_whole(path / "config.toml", tomli_w.dumps(config).encode())  # now it is a run
         except BaseException:
@@ -99,7 +101,8 @@ class RunFolder:
         if path.exists() and not path.is_dir():
             raise MixflError(f"{path} is a file: choose another --out.")
         if not (path / "config.toml").exists():
-            begun = {*BEGUN, *self.files, *(f".{name}.partial" for name in self.files)}
+            names = {*self.files, *self.copies}
+            begun = {*BEGUN, *names, *(f".{name}.partial" for name in names)}
             foreign = {p.name for p in path.iterdir()} - begun if path.exists() else set()
             if foreign:
                 raise MixflError(
@@ -189,7 +192,7 @@ def differences(earlier: dict[str, Any], now: dict[str, Any]) -> list[str]:
     earlier = {k: v for k, v in ALWAYS.items() if k in now} | earlier
     return [
         f"{k} was {earlier.get(k, 'unset')}, now {now.get(k, 'unset')}"
-        for k in sorted({*earlier, *now} - {"version", "format", *OPERATION})
+        for k in sorted({*earlier, *now} - {"version", "format", "algorithm_from", *OPERATION})
         if earlier.get(k) != now.get(k) and not (k == "task" and _maybe_same(earlier, now))
     ]
 

@@ -14,7 +14,7 @@ from mixfl.algorithms import recipe as find_recipe
 from mixfl.algorithms.contract import Recipe
 from mixfl.errors import MixflError, unknown
 from mixfl.problem import Problem
-from mixfl.settings import KEYS, Settings, check_keys
+from mixfl.settings import Settings, check_keys
 from mixfl.tasks import Task, find, read_toml
 
 NONE: Mapping[str, Any] = MappingProxyType({})
@@ -27,7 +27,7 @@ def chosen_keys(
     """What the preset, a file and the user say about a run of a task. No data is read for it."""
     known, recipe = find(task), find_recipe(algorithm)
     return merged(
-        recipe, given, preset=preset_keys(known, preset, algorithm), config=config,
+        recipe, given, preset=preset_keys(known, preset, recipe.id), config=config,
         options=known.options, shared_with=shared_with, where=f" on {task}",
     )  # fmt: skip
 
@@ -42,9 +42,11 @@ def merged(
     `given` is set by hand, and so are the settings of the recipe. These and `config` must have an
     effect on the algorithm or on one of `shared_with`. `options` are the task's own keys."""
     given = {**recipe.settings, **given}
-    uses = recipe.uses.union(options, *(find_recipe(other).uses for other in shared_with))
+    others = [recipe, *map(find_recipe, shared_with)]
+    uses = frozenset(options).union(*(other.uses for other in others))
+    valid = {*options}.union(*(other.valid for other in others))
     for keys in (given, config):
-        check_keys(keys, valid={*KEYS, *options}, used=uses, by=f"'{recipe.id}'{where}")
+        check_keys(keys, valid=valid, used=uses, by=f"'{recipe.id}'{where}")
     return {**preset, **config, **given}
 
 
@@ -53,9 +55,8 @@ def settings_of(
 ) -> tuple[Problem, Settings]:
     """The settings of a run with these keys, and the problem with the weights that they set.
     `defaults` are other ones than a key's own."""
-    check_keys(problem.settings, valid=KEYS)
-    keys = {**defaults, **problem.settings, **keys}
-    s = Settings(**{k: v for k, v in keys.items() if k in KEYS and k in recipe.uses})
+    check_keys(problem.settings, valid=recipe.valid)
+    s = recipe.chosen({**defaults, **problem.settings, **keys})
     return problem.weighted(s.w_f, s.w_c), s
 
 

@@ -25,17 +25,30 @@ from mixfl.runs.files import write_whole
 FILE = "origin.json"
 PACKAGES = ("jax", "jaxlib", "numpy", "optax")
 SOME_BYTES = 32 << 20  # data up to this size is compared in full
+NOTHING: dict[str, Any] = {}
 SOME_ROWS = 256  # rows that are compared of larger data, which may be on a disk
 
 
-def check(folder: Path, problem: Problem, start: int, changed: bool, note: Callable) -> list | None:
+def check(
+    folder: Path, problem: Problem, start: int, changed: bool, note: Callable,
+    algorithm: dict[str, Any] = NOTHING,
+) -> list | None:  # fmt: skip
     """Compares with what the run was made with before. Returns what to `write`, if it differs.
 
-    `start`: the round from which the run goes on. `changed`: other data is allowed.
+    `start`: the round from which the run goes on. `changed`: other data is allowed. `algorithm`:
+    what an algorithm of the user's own depends on, beside its settings (engine/source.py).
     """
     now: dict[str, Any] = {"round": start, "data": data(problem), **surroundings()}
+    now |= {"algorithm": algorithm} if algorithm else {}
     entries = _read(folder / FILE)
     before = entries[-1] if entries else now
+    other = _differences(before.get("algorithm", algorithm), algorithm)
+    if other and start:
+        raise MixflError(
+            f"the algorithm is not what {folder} was made with up to round {start} "
+            f"({'; '.join(other)}). Restore it (the folder has a copy of its file, if it had one), "
+            "or choose another --out."
+        )
     others = _differences(before["data"], now["data"])
     if others and start and not changed:
         raise MixflError(
@@ -150,6 +163,8 @@ def _differences(before: dict[str, Any], now: dict[str, Any], of: str = "") -> l
             lines += _differences(a, b, name)
         elif key == "digest" and a != b:
             lines.append(f"{of}: other values")
+        elif key == "code" and a != b:
+            lines.append(f"{of}: other code")
         elif a != b:
             lines.append(f"{name} was {a}, now {b}")
     return lines

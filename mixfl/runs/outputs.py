@@ -58,14 +58,15 @@ class Outputs:
 
 def open_outputs(
     path: Path | None, config: dict[str, Any], then: Continue, *, report: Sink,
-    make_tracker: MakeSink | None, files: Mapping[str, str],
+    make_tracker: MakeSink | None, files: Mapping[str, str], copies: Mapping[str, str],
     at_end: Callable[[Callable[[], None]], Any],
 ) -> Outputs:  # fmt: skip
-    """`report`: the terminal. `files`: the problem's own. `at_end` takes what to call then."""
+    """`report`: the terminal. `files`: the problem's own; `copies`: kept for the record. `at_end`
+    takes what to call then."""
     if path is None:
         return Outputs(Sinks([report]))
     again = then.resume or then.restart or then.from_best
-    folder = RunFolder(path, config, again, files)
+    folder = RunFolder(path, config, again, files, copies)
     at_end(folder.close)
     if then.restart:
         folder.restart()

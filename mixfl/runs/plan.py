@@ -10,12 +10,14 @@ from typing import Any
 import mixfl
 from mixfl.algorithms import recipe as find_recipe
 from mixfl.algorithms.contract import Algorithm, Recipe
+from mixfl.algorithms.marks import of_mixfl
 from mixfl.engine import Simulator
 from mixfl.engine.base import Engine
 from mixfl.format_versions import RUN_FOLDER
 from mixfl.problem import Problem
 from mixfl.runs.keys import chosen_keys, merged, preset_keys, settings_of
-from mixfl.settings import Settings
+from mixfl.runs.user_input import ALGORITHM_FILE
+from mixfl.settings import KEYS, Settings
 from mixfl.tasks import PYTHON, Task, find
 
 __all__ = ["Plan", "chosen_keys", "plan", "plan_of", "preset_keys"]
@@ -47,13 +49,25 @@ class Plan:
 
     def config(self, engine: Engine) -> dict[str, Any]:
         """Everything that the run depends on, with `auto` replaced by what it came to."""
-        s = dataclasses.asdict(engine.resolved())
-        keys = {k: _plain(v) for k, v in s.items() if k in self.recipe.uses and v is not None}
+        s = engine.resolved()
+        every = {**{k: getattr(s, k) for k in KEYS}, **s.own}
+        keys = {k: _plain(v) for k, v in every.items() if k in self.recipe.uses and v is not None}
         head = dict(
             task=self.task or PYTHON + self.problem.name, algorithm=self.recipe.id,
-            preset=self.preset, data=self.data, version=mixfl.__version__, format=RUN_FOLDER,
+            algorithm_from=self._algorithm_from(), preset=self.preset, data=self.data,
+            version=mixfl.__version__, format=RUN_FOLDER,
         )  # fmt: skip
         return {k: v for k, v in head.items() if v is not None} | keys | dict(self.options)
+
+    def _algorithm_from(self) -> str | None:
+        """Where an algorithm of the user's own is found again."""
+        own = not of_mixfl(self.recipe.make)
+        return (self.recipe.place or _plain(self.recipe.make)) if own else None
+
+    def copies(self) -> dict[str, str]:
+        """Files that are copied into the run folder: that of an algorithm of the user's own."""
+        file, _, _ = self.recipe.place.rpartition(":")
+        return {ALGORITHM_FILE: Path(file).read_text()} if file else {}
 
 
 def _plain(value):

@@ -27,13 +27,14 @@ class Restore:
     s: Settings
     changed_data: bool  # other data than before is wanted
     note: Callable[[str], None]
+    algorithm: dict[str, Any]  # what an own algorithm depends on (engine/source.py)
 
     def __call__(self, state: Any) -> Restored:
         """`state` is the initial one. Nothing is changed before it is known that the run can go
         on."""
         newest = max(self.checkpoints.rounds(), default=0)
         made_with = origin.check(
-            self.folder.path, self.problem, newest, self.changed_data, self.note
+            self.folder.path, self.problem, newest, self.changed_data, self.note, self.algorithm
         )
         start, state, record = self._latest(state)
         self.checkpoints.close()  # what a kill left

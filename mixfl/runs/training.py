@@ -14,6 +14,7 @@ from mixfl.algorithms.contract import Recipe
 from mixfl.engine import processes
 from mixfl.engine.base import Engine
 from mixfl.engine.preflight import preflight
+from mixfl.engine.source import source
 from mixfl.errors import Interrupted, MixflError
 from mixfl.problem import Params, Problem
 from mixfl.process.compilation_cache import ProgramsKept
@@ -117,7 +118,7 @@ def run(
         with processes.Together():
             opening = partial(
                 open_outputs, out, config, then, report=report, make_tracker=make_tracker,
-                files=plan.problem.files, at_end=stack.callback,
+                files=plan.problem.files, copies=plan.copies(), at_end=stack.callback,
             )  # fmt: skip
             outputs = only_first(opening) or Outputs()
         finished = _finished(engine, outputs, start)
@@ -175,7 +176,7 @@ def _restored(
         if outputs.folder is not None and outputs.checkpoints is not None:
             restore = Restore(
                 outputs.folder, outputs.checkpoints, plan.problem, plan.settings, changed_data,
-                outputs.sinks.note,
+                outputs.sinks.note, source(plan.recipe),
             )  # fmt: skip
             round, state, record = restore(state)
             stack.callback(outputs.checkpoints.close)

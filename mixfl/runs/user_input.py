@@ -9,7 +9,9 @@ from mixfl.errors import MixflError
 from mixfl.format_versions import RUN_FOLDER, check_format
 from mixfl.tasks import read_toml
 
-HEAD = ("task", "algorithm", "preset", "data", "version")  # not keys of settings
+# Not keys of settings.
+HEAD = ("task", "algorithm", "algorithm_from", "preset", "data", "version")
+ALGORITHM_FILE = "algorithm.py"  # in a run folder: a copy of the file of the user's own algorithm
 
 
 def read_config(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -28,7 +30,25 @@ def read_config(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
             raise MixflError(
                 f"{path}: {key} was a function in a Python program ({value}); repeat the run there."
             )
+    if "algorithm_from" in head:
+        head["algorithm"] = _own_algorithm(path, head.pop("algorithm_from"))
     return head, content
+
+
+def _own_algorithm(config: Path, place: str) -> str:
+    """The algorithm as path.py:name. If its file is no longer what it was, the copy of it that is
+    next to the configuration."""
+    if place.startswith("python:"):
+        raise MixflError(
+            f"{config}: its algorithm was defined in a Python program ({place}): repeat the run "
+            "there, or put the algorithm into a file and give it as --algorithm path.py:name."
+        )
+    file, _, name = place.rpartition(":")
+    copy = config.parent / ALGORITHM_FILE
+    if not copy.is_file():
+        return place
+    same = Path(file).is_file() and Path(file).read_bytes() == copy.read_bytes()
+    return place if same else f"{copy}:{name}"
 
 
 def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:

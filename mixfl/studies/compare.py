@@ -10,7 +10,7 @@ import numpy as np
 
 from mixfl.engine import processes
 from mixfl.engine.preflight import preflight
-from mixfl.errors import Diverged
+from mixfl.errors import Diverged, MixflError
 from mixfl.runs.plan import Plan
 from mixfl.runs.sinks.terminal import SHOWN, Quiet, number
 from mixfl.runs.training import run
@@ -60,7 +60,7 @@ def outcomes(ended: Sequence[Done]) -> list[Outcome]:
     """The outcomes of finished trials, by algorithm."""
     by_algorithm: dict[str, Outcome] = {}
     for one in ended:
-        outcome = by_algorithm.setdefault(one.trial.algorithm, Outcome(one.trial.algorithm))
+        outcome = by_algorithm.setdefault(one.trial.id, Outcome(one.trial.id))
         outcome.add(one)
     return list(by_algorithm.values())
 
@@ -80,11 +80,21 @@ def planned_trials(
             keys = {a: v for a, v in given.items() if a in {*plan.recipe.uses, *plan.options}}
             planned.append(
                 Trial(
-                    plan.task, plan.recipe.id, folder, label, plan.preset, plan.data,
+                    plan.task, plan.recipe.name, folder, label, plan.preset, plan.data,
                     {**keys, "seed": seed}, **more,
                 )
             )  # fmt: skip
     return planned
+
+
+def check_ids(plans: Sequence[Plan]) -> None:
+    """Algorithms are told apart by their ids, also by those of own ones."""
+    ids = [plan.recipe.id for plan in plans]
+    for plan in plans:
+        if ids.count(plan.recipe.id) > 1:
+            raise MixflError(
+                f"two of the algorithms have the id '{plan.recipe.id}': give one another id."
+            )
 
 
 def check(plans: Sequence[Plan]) -> None:

@@ -1,7 +1,7 @@
 """Plans runs to count their costs, for `mixfl costs` and the paper's tables."""
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mixfl.measure.costs import Costs
@@ -14,18 +14,18 @@ ALGORITHMS = ("baseline", "pt", "1wgt", "2wgt")
 
 def costs(
     task: str, preset: str | None, data: str | None, given: Mapping[str, Any],
-    report=lambda *_: None,
+    report=lambda *_: None, algorithms: Sequence[str] = ALGORITHMS,
 ) -> Costs:  # fmt: skip
-    """The costs of the paper's four algorithms, those that the task allows."""
+    """The costs of algorithms, by default of the paper's four, those that the task allows."""
     if preset is None and "paper" in find(task).presets:
         preset = "paper"
     problems: dict = {}
     plans = [
         plan(
-            task, algorithm, preset=preset, data=data, given=given, shared_with=ALGORITHMS,
+            task, algorithm, preset=preset, data=data, given=given, shared_with=algorithms,
             problems=problems,
         )
-        for algorithm in ALGORITHMS
+        for algorithm in algorithms
     ]  # fmt: skip
     return count(plans, report)
 

@@ -108,7 +108,10 @@ def read(path: Path, scale: str, data: Path | None) -> Study:
         setting
         for series in content.get("series", [])
         for setting in expand(
-            series | scaled(series, scale, real), at, place(series.get("task", task), path), real
+            with_places(series, path) | scaled(series, scale, real),
+            at,
+            place(series.get("task", task), path),
+            real,
         )
     ]
     names = [s.name for s in settings]
@@ -130,9 +133,13 @@ def scaled(table: Mapping[str, Any], scale: str, real: str | None) -> dict[str, 
     return at | more if real is not None else at
 
 
-def place(task: str, study: Path) -> str:
-    """The task, with the path of a problem file taken relative to the study's."""
-    return str(study.parent / task) if ".py" in task else task
+def place(name: str, study: Path) -> str:
+    """A task or an algorithm, with the path of a user's file taken relative to the study's."""
+    return str(study.parent / name) if ".py" in name else name
+
+
+def with_places(series: Mapping[str, Any], study: Path) -> dict[str, Any]:
+    return {**series, "algorithms": [place(a, study) for a in series["algorithms"]]}
 
 
 def real_data(task: str, data: Path | None) -> str | None:
@@ -157,13 +164,14 @@ def expand(
     for values in several:
         tried = dict(zip(over, values, strict=True))
         for algorithm in series["algorithms"]:
+            id = recipe(algorithm).id
             shown = " ".join(f"{k}={plain(v)}" for k, v in tried.items())
-            name = " ".join(filter(None, [algorithm, series.get("name", ""), shown]))
+            name = " ".join(filter(None, [id, series.get("name", ""), shown]))
             keys = {**at.get("keys", {}), **series.get("keys", {}), **tried}
             trials = series.get("trials", at.get("trials", 3))
             settings.append(
                 Setting(
-                    name, algorithm, keys,
+                    name, id, keys,
                     made_trials(task, algorithm, at.get("preset"), real, keys, name, trials),
                 )
             )  # fmt: skip
@@ -175,6 +183,7 @@ def plain(value: Any) -> str:
 
 
 def made_trials(task, algorithm, preset, data, keys, name, count) -> list[Trial]:
+    id = recipe(algorithm).id
     used = {*recipe(algorithm).uses, *find(task).options}
     known = {*KEYS, *used}
     for key in keys:
@@ -187,7 +196,7 @@ def made_trials(task, algorithm, preset, data, keys, name, count) -> list[Trial]
     short = Path(task.split(":")[-1]).name
     return [
         Trial(
-            task, algorithm, f"{short}-{algorithm}-{digest}/seed{seed}",
+            task, algorithm, f"{short}-{id}-{digest}/seed{seed}",
             f"{short} {name} {seed + 1}/{count}", preset, data, {**keys, "seed": seed},
         )
         for seed in range(count)

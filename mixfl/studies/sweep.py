@@ -40,20 +40,21 @@ def folder_name(keys: Mapping[str, Any]) -> str:
 
 
 def planned_trials(
-    task: str, algorithms: Sequence[str], over: Mapping[str, Sequence[Any]], trials: int, seed: int,
-    given: Mapping[str, Any], **more: Any,
+    task: str, algorithms: Mapping[str, str], over: Mapping[str, Sequence[Any]], trials: int,
+    seed: int, given: Mapping[str, Any], **more: Any,
 ) -> list[Trial]:  # fmt: skip
-    """Every setting has the same seeds, so that settings are compared on the same cohorts. All
-    settings get their first trial before any gets its second."""
+    """`algorithms`: what finds each, and its id. Every setting has the same seeds, so that settings
+    are compared on the same cohorts. All settings get their first trial before any gets its
+    second."""
     planned = []
     for k in range(trials):
-        for algorithm in algorithms:
+        for algorithm, id in algorithms.items():
             for keys in grid(over):
                 name = folder_name(keys)
                 planned.append(
                     Trial(
-                        task, algorithm, f"{algorithm}/{name}/seed{seed + k}",
-                        f"{algorithm} {name} {k + 1}/{trials}",
+                        task, algorithm, f"{id}/{name}/seed{seed + k}",
+                        f"{id} {name} {k + 1}/{trials}",
                         keys={**given, **keys, "seed": seed + k}, **more,
                     )
                 )  # fmt: skip
@@ -66,7 +67,7 @@ def settings(ended: Sequence[Done], over: Mapping[str, Sequence[Any]]) -> list[S
         keys = {k: done.trial.keys[k] for k in over}
         place = (done.trial.algorithm, *keys.values())
         if place not in by_place:
-            by_place[place] = Setting(done.trial.algorithm, keys, Outcome(done.trial.algorithm))
+            by_place[place] = Setting(done.trial.id, keys, Outcome(done.trial.id))
         by_place[place].outcome.add(done)
     return list(by_place.values())
 

@@ -47,12 +47,19 @@ class Trial:
     keys: Mapping[str, Any] = field(default_factory=dict)
     track: str | None = None
 
+    @property
+    def id(self) -> str:
+        """Of its algorithm, which may be given as path.py:name."""
+        from mixfl.algorithms import recipe  # needs JAX; the processes start before
+
+        return recipe(self.algorithm).id
+
     def wanted(self) -> dict[str, Any]:
         """What its config.toml must say, as far as that is known without the data."""
         from mixfl.runs.keys import chosen_keys  # needs JAX; the processes start before
 
         keys = chosen_keys(self.task, self.algorithm, self.preset, {}, self.keys)
-        head = {"task": self.task, "algorithm": self.algorithm}
+        head = {"task": self.task, "algorithm": self.id}
         if ".py" in self.task:
             head["task"] = os.path.abspath(self.task)
         if self.preset is not None:

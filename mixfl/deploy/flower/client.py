@@ -12,9 +12,11 @@ from flwr.app import RecordDict
 
 from mixfl.aggregation import chain
 from mixfl.aggregation.wire import Sent, sent
-from mixfl.algorithms.contract import Batches, ClientFeed, uses_own_loss_only
+from mixfl.algorithms.contract import Batches, ClientFeed, Drawn, Recipe
+from mixfl.algorithms.marks import known_marks, marked_by_user, uses_own_loss_only
 from mixfl.deploy.flower import messages
 from mixfl.deploy.flower.config import chosen
+from mixfl.deploy.flower.no_loss import NoLoss
 from mixfl.deploy.flower.simulated import load, number, population
 from mixfl.engine.auto import choose_forms, in_fast_form
 from mixfl.engine.cohort import ORDER, client_example_keys, client_keys, cohort_rows
@@ -41,10 +43,11 @@ class Client:
         terms = [self.term if t is elsewhere else others[t.name] for t in problem.terms]
         local = dataclasses.replace(problem, terms=terms)
         self.algorithm = recipe.build(local, s)
+        self.extra = functools.partial(self._extra, recipe, local)
         self.init = functools.partial(problem.init, jax.random.key(s.seed))
         self.x = jax.eval_shape(self.init)  # the model's shapes
         self.aggregation = chain(s).at(client=True)
-        forms = choose_forms(local, self.x, self.algorithm, s, self.aggregation)
+        forms = choose_forms(local, self.x, known_marks(self.algorithm), s, self.aggregation)
         self.tables = forms.tables.get(self.term.name, {})
         # It gets and sends only its own rows of a table. To the client, they are the whole table.
         self.forms = [f for f in forms.of[self.term.name] if not isinstance(f, RowForm)]
@@ -79,7 +82,7 @@ class Client:
         """Its part of a round."""
         try:
             told = self.aggregation.told(self.aggregation.init())
-            task = messages.parsed_task(content, self.x, self.rows, told)
+            task = messages.parsed_task(content, self.x, self.rows, told, self.extra)
         except messages.Rejected as rejected:
             raise MixflError(f"the server's message is not of this problem: {rejected}.") from None
         if task is None:
@@ -103,6 +106,21 @@ class Client:
             feed = form.read(feed)
         return jax.tree.map(lambda a: a[0], feed)
 
+    def _extra(self, recipe: Recipe, local: Problem) -> Any:
+        """The shapes of the algorithm's own fields in what the server sends."""
+        terms = [dataclasses.replace(t, loss=NoLoss()) for t in local.terms]
+        algorithm = recipe.build(dataclasses.replace(local, terms=terms), self.s)
+
+        def drawn(draw):
+            return draw and Drawn({}, np.ones((draw.steps, 1, 1), np.float32))
+
+        def extra():
+            state = algorithm.init(self.init())
+            sent = algorithm.broadcast(state, [drawn(draw) for draw in algorithm.feed.draw])
+            return sent[self.population].extra
+
+        return jax.eval_shape(extra)
+
     def _train(self, broadcast, feed, told) -> Sent:
         summand = alone(self.algorithm, self.forms, self.term, broadcast, feed)
         return self._encoded(summand, feed, told)
@@ -117,7 +135,8 @@ class Client:
             return None
         from mixfl.deploy import pytorch
 
-        own = isinstance(self.term.loss, pytorch.Loss) and uses_own_loss_only(self.algorithm)
+        known = uses_own_loss_only(self.algorithm) and not marked_by_user(self.algorithm)
+        own = isinstance(self.term.loss, pytorch.Loss) and known
         if not own or pytorch.optimizer(self.s) is None:
             return None
 

@@ -16,7 +16,7 @@ from mixfl.algorithms.contract import Recipe
 from mixfl.errors import MixflError
 from mixfl.problem import Problem
 from mixfl.runs.keys import settings_of
-from mixfl.settings import KEYS, Settings, check_keys
+from mixfl.settings import Settings, check_keys
 from mixfl.validation import LARGEST_FLOAT, Index, Positive, check_fields, key
 
 NOT_DEPLOYABLE = {  # and why
@@ -32,7 +32,7 @@ UNUSED = frozenset({"cohort_chunk", "devices", "first_layer", "measure"})
 class Deployment:
     """The keys that only a deployment has."""
 
-    algorithm: str = key("2wgt", "the algorithm's id")
+    algorithm: str = key("2wgt", "the algorithm's id, or path.py:name with a file of the app")
     out: str = key("", "run folder at the server; runs/<problem>-<algorithm>")
     track: str = key("", "a tracker beside the run folder: mlflow")
     round_deadline: Positive = key(
@@ -68,7 +68,7 @@ def chosen(
     if algorithm.id in NOT_DEPLOYABLE:
         raise MixflError(f"{algorithm.id} can't be deployed: {NOT_DEPLOYABLE[algorithm.id]}.")
     algorithm = dataclasses.replace(algorithm, uses=algorithm.uses - UNUSED)
-    valid = {**KEYS, **DEPLOYMENT_KEYS}
+    valid = {**algorithm.valid, **DEPLOYMENT_KEYS}
     check_keys(given, valid=valid, used=algorithm.uses, by=f"'{algorithm.id}' here")
     weighted, s = settings_of(problem, algorithm, given, defaults={"checkpoint_every": 1})
     return weighted, algorithm, s, deployment

@@ -23,11 +23,12 @@ from flwr.serverapp import Grid
 from mixfl.aggregation import chain
 from mixfl.aggregation.wire import Sent, restored, sent
 from mixfl.algorithms.contract import Algorithm, Batches, ClientFeed, Recipe, Sums
-from mixfl.algorithms.steps import zeros
+from mixfl.algorithms.marks import known_marks
 from mixfl.deploy.flower.config import Deployment
 from mixfl.deploy.flower.exchange import Exchange, padded
 from mixfl.deploy.flower.link import Link, link_to
 from mixfl.deploy.flower.members import Members
+from mixfl.deploy.flower.no_loss import NoLoss
 from mixfl.deploy.flower.nodes import Nodes
 from mixfl.deploy.flower.replies import Clock
 from mixfl.engine.auto import Forms, choose_forms, model_shapes, resolved
@@ -70,7 +71,13 @@ class DeployedEngine:
         self.algorithm = recipe.build(problem, self.s)
         self.aggregation = chain(self.s)
         self.forms = self._rows_only(
-            choose_forms(problem, model_shapes(problem), self.algorithm, self.s, self.aggregation)
+            choose_forms(
+                problem,
+                model_shapes(problem),
+                known_marks(self.algorithm),
+                self.s,
+                self.aggregation,
+            )
         )
         self.draws = Draws(problem, self.s)
         self.draws.check_draws(self.algorithm.at(0))
@@ -250,13 +257,3 @@ class DeployedEngine:
 
         populations = range(len(self.problem.populations))
         return [jax.eval_shape(lambda j=j: summand(j)) for j in populations]
-
-
-class NoLoss:
-    """A loss of 0, whatever the data."""
-
-    def __call__(self, x, data):
-        return jnp.zeros(())
-
-    def gradient_in_form(self, mean, x, batch):
-        return jnp.zeros(()), zeros(x)

@@ -183,6 +183,8 @@ def task(
     content["x"] = arrays(cut(broadcast.x, rows))
     if broadcast.aug is not None:
         content["aug"] = arrays(cut(broadcast.aug, rows))
+    if broadcast.extra is not None:
+        content["extra"] = arrays(broadcast.extra)
     if jax.tree.leaves(told):
         content["told"] = arrays(told)
     return content
@@ -195,10 +197,11 @@ class Task(NamedTuple):
 
 
 def parsed_task(
-    content: RecordDict, x: Any, rows: Mapping[str, np.ndarray], told: Any = ()
-) -> Task | None:
-    """The task in a message; None if the server means other rows. `x` and `told` have the shapes of
-    the model and of what the aggregation tells."""
+    content: RecordDict, x: Any, rows: Mapping[str, np.ndarray], told: Any = (),
+    extra: Callable[[], Any] = lambda: None,
+) -> Task | None:  # fmt: skip
+    """The task in a message; None if the server means other rows. `x`, `told` and `extra()` have
+    the shapes of the model, of what the aggregation tells and of the algorithm's own fields."""
     round, rows_digest = config(content, "train", round=int, rows=int)
     check_version(content["train"])
     if rows_digest != digest(rows):
@@ -206,7 +209,8 @@ def parsed_task(
     like = cut_shapes(x, rows)
     aug = parsed_tree(content["aug"], like) if "aug" in content else None
     told = parsed_tree(content.get("told"), told) if jax.tree.leaves(told) else told
-    return Task(round, Broadcast(parsed_tree(content.get("x"), like), aug), told)
+    own = parsed_tree(content["extra"], extra()) if "extra" in content else None
+    return Task(round, Broadcast(parsed_tree(content.get("x"), like), aug, extra=own), told)
 
 
 def check_version(head: Any) -> None:
@@ -221,7 +225,7 @@ def check_version(head: Any) -> None:
 STALE = RecordDict({"stale": ConfigRecord({})})  # "I hold other rows now: ask me again"
 
 
-TREES = ("weighted", "grads")  # the fields of Sent that are trees
+TREES = ("weighted", "grads", "extra")  # the fields of Sent that are trees
 
 
 def upload(sent: Sent) -> RecordDict:

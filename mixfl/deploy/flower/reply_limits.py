@@ -47,7 +47,7 @@ def bounds(sizes: Iterable[tuple[str, int]]) -> Bounds:
 
 
 def upload_bounds(like: Sent) -> Bounds:
-    trees = [tree for tree in (like.weighted, like.grads) if tree is not None]
+    trees = [tree for tree in (like.weighted, like.grads, like.extra) if tree is not None]
     named = [item for tree in trees for item in named_leaves(tree).items()]
     return bounds((name, _bytes(leaf)) for name, leaf in named)
 

@@ -21,8 +21,8 @@ from mixfl.runs.training import Result, run
 def serve(problem: Problem, grid: Grid, run_config: Mapping[str, Any]) -> Result:
     """A run from its beginning, or from its last checkpoint, to its end."""
     report = reporter(True)
-    d = chosen(problem, run_config)[3]
-    out = Path(d.out or f"runs/{problem.name}-{d.algorithm}").absolute()
+    _, recipe, _, d = chosen(problem, run_config)
+    out = Path(d.out or f"runs/{problem.name}-{recipe.id}").absolute()
     report.note(f"the run is kept in {out}")
     plan = deployed(problem, grid, run_config, report, out=out)
     return run(plan, out, True, report, track=d.track or None)
