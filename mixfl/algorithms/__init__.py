@@ -1,16 +1,40 @@
-"""The algorithms, one file each. `ALGORITHMS` has them by the name used on the command line."""
+"""The algorithms, one file each. `ALGORITHMS` has them by the name used on the command line.
+
+For algorithms of your own (docs/algorithms.md): `algorithm`, `key`, and the contract's names.
+"""
 
 from mixfl.algorithms.baseline import baseline
 from mixfl.algorithms.central import central
-from mixfl.algorithms.contract import Recipe
+from mixfl.algorithms.contract import (
+    AUTO_KEYS,
+    BATCH_KEYS,
+    CENTRAL_KEYS,
+    CLIENT_KEYS,
+    MERGE_KEYS,
+    Algorithm,
+    Broadcast,
+    Recipe,
+    Sums,
+    Upload,
+    algorithm,
+)
 from mixfl.algorithms.example_transfer import example_transfer
 from mixfl.algorithms.fed_avg import fed_avg
 from mixfl.algorithms.finding import found
+from mixfl.algorithms.marks import own_loss_only
 from mixfl.algorithms.one_way_gt import one_way_gt
 from mixfl.algorithms.oracle import oracle
 from mixfl.algorithms.parallel_training import parallel_training
 from mixfl.algorithms.pretrain import pretrain
 from mixfl.algorithms.two_way_gt import two_way_gt
+from mixfl.validation import key
+
+__all__ = [
+    "ALGORITHMS", "AUTO_KEYS", "BATCH_KEYS", "CENTRAL_KEYS", "CLIENT_KEYS", "MERGE_KEYS",
+    "Algorithm", "Broadcast", "Recipe", "Sums", "Upload", "algorithm", "baseline", "central",
+    "example_transfer", "fed_avg", "key", "one_way_gt", "oracle", "own_loss_only",
+    "parallel_training", "pretrain", "recipe", "two_way_gt",
+]  # fmt: skip
 
 ALGORITHMS: dict[str, Recipe] = {
     recipe.id: recipe
