@@ -81,7 +81,7 @@ def test_it_is_the_same_as_in_the_simulator(mine, problem, tmp_path):
 
 
 def test_unknown_settings_are_refused(mine):
-    with pytest.raises(mixfl.MixflError, match="unknown key 'pusj'. Did you mean 'push'"):
+    with pytest.raises(mixfl.MixflError, match=r"unknown key 'pusj'. Did you mean 'push'"):
         deploy(algorithm=mine, pusj=1.0)
 
 
