@@ -1,7 +1,7 @@
 """The command line, which only parses. Commands import what needs JAX when they run.
 
-The commands are in training, paper, problems, results, data and flower. They share options,
-terminal (printing) and process (starting JAX, ending the process).
+The commands are in training, paper, problems, results, data, flower and privacy. They share
+options, terminal (printing) and process (starting JAX, ending the process).
 """
 
 import os
@@ -11,7 +11,7 @@ import traceback
 import click
 
 import mixfl
-from mixfl.cli import data, flower, paper, problems, results, training
+from mixfl.cli import data, flower, paper, privacy, problems, results, training
 from mixfl.cli.options import ALGORITHMS
 from mixfl.cli.process import connected, end, start_jax
 from mixfl.cli.terminal import print_table
@@ -34,7 +34,7 @@ for command in (
     paper.reproduce, paper.costs, paper.bounds, paper.dissimilarity,
     problems.check, problems.keys, problems.diagnose,
     results.report, results.plot, results.rewind, results.recommend, results.sample,
-    data.data, flower.flower,
+    data.data, flower.flower, privacy.privacy,
 ):  # fmt: skip
     cli.add_command(command)
 
