@@ -7,6 +7,7 @@ The learning rates are arguments of the program: it builds the algorithm with th
 If there are several devices, each sums over its part of the cohort, and the sums are added up.
 """
 
+import contextlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -138,7 +139,8 @@ class Round:
         return self.whole.trace(state, *arguments[1:]).jaxpr
 
     def _begin(self, state, drawn, rates=None):
-        return self._built(rates)[0].broadcast(state.algorithm, self._told(drawn))
+        with self._shared():
+            return self._built(rates)[0].broadcast(state.algorithm, self._told(drawn))
 
     def _accumulate(self, carry, broadcasts, clients, aggregation, rates=None):
         """Adds a chunk of the cohort to the sums; also returns the reports of its clients."""
@@ -149,7 +151,8 @@ class Round:
     def _finish(self, state, drawn, broadcasts, carry, reports, rates=None):
         """`reports` has, per chunk and population, the reports of the clients."""
         algorithm, _ = self._built(rates)
-        central = algorithm.central(state.algorithm, self._told(drawn))
+        with self._shared():
+            central = algorithm.central(state.algorithm, self._told(drawn))
         after, info = algorithm.update(state.algorithm, broadcasts, carry.sums, central)
         info = {**info, **carry.counts, "clients/rejected": carry.rejected, "finite": finite(after)}
         if not self.algorithm.feed.clients:
@@ -159,6 +162,12 @@ class Round:
             for before, *chunks in zip(state.aggregation, *reports, strict=True)
         ]
         return State(after, tuple(aggregation)), info
+
+    def _shared(self):
+        """Here, the devices share batches: see forms/blocks.py."""
+        if self.mesh is None:
+            return contextlib.nullcontext()
+        return jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh)
 
     def _told(self, drawn):
         return [d and d._replace(after_chunk=self.long) for d in drawn]

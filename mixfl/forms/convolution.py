@@ -18,7 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-BLOCK = 2**19  # numbers in the patches of a block
+from mixfl.forms import winograd
+from mixfl.forms.blocks import mapped, summed
+
 PATCH = 2**12  # offsets of a kernel; larger kernels are left to XLA
 
 
@@ -42,42 +44,41 @@ class Geometry(NamedTuple):
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def gathered(g: Geometry, x, w):
     """y[o] = sum over k of x[o stride + k] w[k]: a convolution."""
-    _, C, D = w.shape
 
-    def block(x):
+    def block(batch, w):
+        (x,), D = batch, w.shape[-1]
         return (patches(g, x) @ w.reshape(-1, D)).reshape(len(x), *g.out, D)
 
-    return in_blocks(g, C, block, x)
+    return mapped(block, numbers(g, w), [x], w)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def spread(g: Geometry, y, w):
     """x[o stride + k] = sum over o, k of y[o] w[k]': a transposed convolution."""
-    K, C, D = w.shape
 
-    def block(y):
+    def block(batch, w):
+        (y,), (K, C, D) = batch, w.shape
         parts = (y.reshape(-1, D) @ w.reshape(-1, D).T).reshape(len(y), *g.out, K * C)
         return added(g, parts, C)
 
-    return in_blocks(g, C, block, y)
+    return mapped(block, numbers(g, w), [y], w)
 
 
 def outer(g: Geometry, x, y, like):
     """w[k] = sum over o of x[o stride + k]' y[o]."""
     K, C, D = like.shape
 
-    def add(total, xy):
-        x, y = xy
-        return total + y.reshape(-1, D).T @ patches(g, x), None  # this way round is faster
+    def block(batch):
+        x, y = batch
+        return y.reshape(-1, D).T @ patches(g, x), None  # this way round is faster
 
-    n = block_size(g, C, len(x))
-    zero = jnp.zeros((D, K * C), jnp.result_type(x, y))
-    if n == len(x):
-        total = add(zero, (x, y))[0]
-    else:
-        blocks = jax.tree.map(lambda a: a.reshape(-1, n, *a.shape[1:]), (x, y))
-        total = lax.scan(add, zero, blocks)[0]
+    total, _ = summed(block, numbers(g, like), [x, y])
     return total.T.reshape(K, C, D).astype(like.dtype)
+
+
+def numbers(g: Geometry, w) -> int:
+    """In the patches of an example. With one offset, there is nothing to keep in the cache."""
+    return 0 if len(g.offsets) == 1 else math.prod(g.out) * len(g.offsets) * w.shape[1]
 
 
 gathered.defvjp(
@@ -130,24 +131,6 @@ def added(g: Geometry, parts, C: int):
     return lax.scan(add, total, (np.arange(len(g.offsets)), np.array(g.offsets)))[0]
 
 
-def in_blocks(g: Geometry, C: int, function, x):
-    n = block_size(g, C, len(x))
-    if n == len(x):
-        return function(x)
-    y = lax.map(function, x.reshape(-1, n, *x.shape[1:]))
-    return y.reshape(len(x), *y.shape[2:])
-
-
-def block_size(g: Geometry, C: int, examples: int) -> int:
-    """How many examples make a block: it divides their number."""
-    each = math.prod(g.out) * len(g.offsets) * C
-    if len(g.offsets) == 1 or examples * each <= BLOCK:
-        return examples
-    return max(
-        n for n in range(1, examples + 1) if examples % n == 0 and n * each <= max(BLOCK, each)
-    )
-
-
 # lax.conv_general_dilated
 
 
@@ -190,6 +173,11 @@ def dense(x, w, p):
     kernel, (C, D) = w.shape[:-2], w.shape[-2:]
     if all(d == 1 for d in p["lhs_dilation"]):
         x, g = padded(x, kernel, p)
+        tiles = None
+        if {*p["window_strides"], *p["rhs_dilation"]} == {1} and x.dtype != jnp.bfloat16:
+            tiles = winograd.tiling(kernel, g.out, C, D)
+        if tiles:
+            return winograd.convolved(tiles, x, w)
         return gathered(g, x, w.reshape(-1, C, D))
     # A transposed convolution spreads each place of x over the kernel's places, backwards.
     places, apart = x.shape[1:-1], p["lhs_dilation"]

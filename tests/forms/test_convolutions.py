@@ -11,7 +11,7 @@ from jax import lax
 import mixfl
 from mixfl.algorithms import ALGORITHMS
 from mixfl.engine import Simulator
-from mixfl.forms import convolution
+from mixfl.forms import blocks
 from mixfl.forms.jaxpr import inner_names
 from mixfl.forms.products import InProducts, has_convolutions, products_in
 from mixfl.settings import Settings
@@ -69,9 +69,8 @@ def assert_close(a, b):
 
 @pytest.mark.parametrize("case", ["plain", "transposed"])
 def test_blocks_change_nothing(case, monkeypatch):
-    monkeypatch.setattr(convolution, "BLOCK", 700)
-    g = convolution.Geometry((9, 8), (7, 6), (1, 1), convolution.every_offset((3, 3), (1, 1)))
-    assert convolution.block_size(g, 4, 3) == 1  # as in "plain": three blocks
+    monkeypatch.setattr(blocks, "BLOCK", 700)
+    assert blocks.block_of(3, 7 * 6 * 9 * 4) == 1  # as in "plain": three blocks
     test_products_are_xlas_convolutions(case)
 
 
@@ -91,11 +90,11 @@ def test_products_are_xlas_convolutions(case):
 
 
 def test_blocks_divide_the_batch():
-    g = convolution.Geometry((9, 9), (7, 7), (1, 1), convolution.every_offset((3, 3), (1, 1)))
     each = 7 * 7 * 9 * 2**8
-    assert convolution.block_size(g, 2**8, 12) == 4  # 4 x each numbers fit, 6 x each do not
-    assert 4 * each <= convolution.BLOCK < 6 * each
-    assert convolution.block_size(g, 2**14, 7) == 1
+    assert blocks.block_of(12, each) == 4  # 4 x each numbers fit, 6 x each do not
+    assert 4 * each <= blocks.BLOCK < 6 * each
+    assert blocks.block_of(7, 64 * each) == 1
+    assert blocks.block_of(7, 0) == 7
 
 
 def pool(x, window, strides, padding):
