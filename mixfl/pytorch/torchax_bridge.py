@@ -18,6 +18,8 @@ import torch
 from torch._ops import OpOverloadPacket
 from torch.utils import _pytree
 
+from mixfl.pytorch import recurrent
+
 _lock = threading.RLock()
 
 
@@ -78,6 +80,8 @@ def environment() -> Any:
                 if func is torch.Tensor.__getitem__ and not isinstance(args[0], Tensor | View):
                     args = self.indexed(*args)
                 try:
+                    if (function := recurrent.replacement(func, args, kwargs)) is not None:
+                        return self.j2t_iso(function(*self.t2j_iso(args)))
                     return super().dispatch(func, types, args, kwargs)
                 except Exception as error:
                     if not hasattr(error, "operator"):  # the innermost one
