@@ -36,12 +36,12 @@ class Tiling(NamedTuple):
     kernel: tuple[int, ...]
     tile: tuple[int, ...]  # results of a tile
     out: tuple[int, ...]  # results
-    count: tuple[int, ...]  # tiles
+    tiles: tuple[int, ...]
 
     @property
     def whole(self) -> tuple[int, ...]:
         """Results of all tiles: those beyond `out` are cut off."""
-        return tuple(m * n for m, n in zip(self.tile, self.count, strict=True))
+        return tuple(m * n for m, n in zip(self.tile, self.tiles, strict=True))
 
     @property
     def points(self) -> tuple[int, ...]:
@@ -67,14 +67,15 @@ def counts(out, tile) -> tuple[int, ...]:
 def cost(t: Tiling, C: int, D: int) -> float:
     """Of an example, in multiplications."""
     a, m = math.prod(t.points), math.prod(t.tile)
-    return math.prod(t.count) * (a * C * D + a * a * C + a * m * D + COPY * (a * C + m * D))
+    return math.prod(t.tiles) * (a * C * D + a * a * C + a * m * D + COPY * (a * C + m * D))
 
 
 @functools.cache
 def matrices(kernel: tuple[int, ...], tile: tuple[int, ...]):
     """A [results, points], G [points, kernel], B [points, places] of a tile, all dimensions in one:
     A ((G w) * (B x)) is the convolution."""
-    A = G = B = np.ones((1, 1))
+    one: np.ndarray = np.ones((1, 1))
+    A = G = B = one
     for r, m in zip(kernel, tile, strict=True):
         a = m + r - 1
         A, G = np.kron(A, values(m, a).T), np.kron(G, values(r, a))
@@ -98,7 +99,7 @@ def convolved(t: Tiling, x, w):
     def block(batch, U):
         (x,), D = batch, U.shape[-1]
         M = jnp.einsum("atc,acd->atd", _of_places(t, x), U)
-        return untiled(t, (A @ M.reshape(len(M), -1)).reshape(-1, len(x), *t.count, D))
+        return untiled(t, (A @ M.reshape(len(M), -1)).reshape(-1, len(x), *t.tiles, D))
 
     return mapped(block, _numbers(t, w), [x], _to_points(t, w))
 
@@ -111,7 +112,7 @@ def _backward(t: Tiling, kept, dy):
         x, dy = batch
         dM = (A.T @ tiled(t, dy)).reshape(len(U), -1, D)
         dV = jnp.einsum("atd,acd->atc", dM, U).reshape(len(U), -1)
-        dx = overlapped(t, (B.T @ dV).reshape(-1, len(x), *t.count, C))
+        dx = overlapped(t, (B.T @ dV).reshape(-1, len(x), *t.tiles, C))
         # XLA is slow at products of this kind, and fast if one side is transposed before.
         V = separate(jnp.swapaxes(_of_places(t, x), 1, 2))
         return jnp.einsum("act,atd->acd", V, dM), dx
@@ -125,7 +126,7 @@ convolved.defvjp(lambda t, x, w: (convolved(t, x, w), (x, w)), _backward)
 
 def _numbers(t: Tiling, w) -> int:
     """Of an example, in what a block computes."""
-    return math.prod(t.count) * math.prod(t.points) * sum(w.shape[-2:])
+    return math.prod(t.tiles) * math.prod(t.points) * sum(w.shape[-2:])
 
 
 def _matrices(t: Tiling, dtype):
@@ -143,13 +144,13 @@ def _of_places(t: Tiling, x):
     B, (examples, *places, C) = _matrices(t, x.dtype)[2], x.shape
     dims = len(places)
     reach = [-(-a // m) for a, m in zip(t.points, t.tile, strict=True)]
-    counts = [n + r - 1 for n, r in zip(t.count, reach, strict=True)]
+    counts = [n + r - 1 for n, r in zip(t.tiles, reach, strict=True)]
     apart = [n for pair in zip(counts, t.tile, strict=True) for n in pair]
     more = [n * m - p for n, m, p in zip(counts, t.tile, places, strict=True)]
     x = lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *((0, n, 0) for n in more), (0, 0, 0)])
     order = [*range(2, 2 * dims + 1, 2), 0, *range(1, 2 * dims, 2), 2 * dims + 1]
     x = separate(x.reshape(examples, *apart, C).transpose(order))
-    for d, (m, a, n) in enumerate(zip(t.tile, t.points, t.count, strict=True)):
+    for d, (m, a, n) in enumerate(zip(t.tile, t.points, t.tiles, strict=True)):
         shifted = [
             lax.slice_in_dim(
                 lax.slice_in_dim(x, s, s + n, axis=dims + 1 + d), 0, min(m, a - s * m), axis=d
@@ -179,7 +180,7 @@ def tiled(t: Tiling, dy):
     dims, (examples, *_, D) = len(t.tile), dy.shape
     more = [n - o for n, o in zip(t.whole, t.out, strict=True)]
     dy = lax.pad(dy, jnp.zeros((), dy.dtype), [(0, 0, 0), *((0, n, 0) for n in more), (0, 0, 0)])
-    apart = [n for pair in zip(t.count, t.tile, strict=True) for n in pair]
+    apart = [n for pair in zip(t.tiles, t.tile, strict=True) for n in pair]
     dy = dy.reshape(examples, *apart, D)
     order = [*range(2, 2 * dims + 1, 2), 0, *range(1, 2 * dims, 2), 2 * dims + 1]
     return dy.transpose(order).reshape(math.prod(t.tile), -1)
@@ -190,7 +191,7 @@ def overlapped(t: Tiling, parts):
     several tiles have are added up."""
     dims, (examples, C) = len(t.tile), (parts.shape[1], parts.shape[-1])
     parts = parts.reshape(*t.points, *parts.shape[1:])
-    counts = list(t.count)
+    counts = list(t.tiles)
     for d, (m, a) in enumerate(zip(t.tile, t.points, strict=True)):
         reach = -(-a // m)  # tiles that a tile's places reach into
         shifted = []
