@@ -24,6 +24,8 @@ _WHERE = {
     "Diverged": "mixfl.errors",
     "Interrupted": "mixfl.errors",
     "train": "mixfl.runs.training",
+    "Event": "mixfl.runs.callbacks",
+    "Result": "mixfl.runs.result",
     "load": "mixfl.runs.reading",
     "prepare_process": "mixfl.process",
     "fed_avg": "mixfl.algorithms",
@@ -60,7 +62,9 @@ if TYPE_CHECKING:
     from mixfl.problem import Central, Federated, Problem
     from mixfl.process import prepare_process
     from mixfl.randomness import per_example
+    from mixfl.runs.callbacks import Event
     from mixfl.runs.reading import load
+    from mixfl.runs.result import Result
     from mixfl.runs.training import train
     from mixfl.settings import Settings
 

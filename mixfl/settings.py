@@ -107,6 +107,14 @@ class Settings:
     measure: Literal["none", "dissimilarity"] = key(
         "none", "measured with each evaluation: dissimilarity (theory/g2, theory/b2)"
     )
+    best_by: str = key(
+        "auto", "metric by which a model is the best, such as eval/auc, or max:NAME, min:NAME; "
+        "auto: valid/loss if there is one, else eval/loss",
+    )  # fmt: skip
+    keep_best: bool = key(False, "save the model at each evaluation with a better best_by")
+    early_stop: Index = key(
+        0, "end the run after so many evaluations without a better best_by (and keep_best); 0: not"
+    )
     checkpoint_every: Count = key(50, "rounds between checkpoints")
     cohort_chunk: Count | Auto = key("auto", "clients held in memory at once; auto: 256 MB of them")
     central_chunk: Count = key(512, "central examples in one gradient computation (summed exactly)")

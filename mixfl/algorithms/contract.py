@@ -276,7 +276,7 @@ class Recipe:
 
 RUN_KEYS = frozenset(
     {"rounds", "seed", "eval_every", "checkpoint_every", "devices", "measure", "convolutions",
-     "loops"}
+     "loops", "best_by", "keep_best", "early_stop"}
 )  # fmt: skip
 CLIENT_KEYS = frozenset(
     {"cohort_size", "client_batch", "local_steps", "client_lr", "client_opt", "weighting",

@@ -1,6 +1,7 @@
 """Going back to the best model of a run."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,13 +22,13 @@ def rewind(path: Path, note: Callable[[str], None]) -> None:
 
 
 def back_to_best(path: Path, note: Callable[[str], None]) -> None:
-    """Moves aside what came after the checkpoint with the lowest loss, where the run then goes
-    on."""
+    """Moves aside what came after the best checkpoint, where the run then goes on."""
     checkpoints = Checkpoints(path / "checkpoints")
     best = checkpoints.best()
     if best is None:
         raise MixflError(
-            f"{path} has no best checkpoint to go on from: none is from a round with an eval/loss."
+            f"{path} has no best checkpoint to go on from: none is from an evaluated round whose "
+            "metrics have a loss, or the key best_by."
         )
     folder = path / "checkpoints" / str(best)
     if manifest.damage(folder):
@@ -42,7 +43,21 @@ def back_to_best(path: Path, note: Callable[[str], None]) -> None:
         aside.move(name)
     status = {"status": "interrupted", "round": best, "saved": best}  # whatever it was
     write_whole(path / "status.json", (json.dumps(status) + "\n").encode())
+    judged = manifest.judged(folder)
+    assert judged is not None
     note(
-        f"going back to the best checkpoint, of round {best} (loss {manifest.loss(folder):.4g}): "
+        f"going back to the best checkpoint, of round {best} ({judged.by} {judged.value:.4g}): "
         f"what came after it is in {aside.path.name}"
     )
+
+
+def remove_checkpoints(path: Path) -> None:
+    """Of a run that is over: all but the best, if the run keeps that (keep_best, early_stop)."""
+    checkpoints, config = Checkpoints(path / "checkpoints"), read_run_config(path)
+    keep = config.get("keep_best") or config.get("early_stop")
+    best = checkpoints.best() if keep else None
+    for round in checkpoints.rounds():
+        if round != best:
+            shutil.rmtree(checkpoints.path / str(round), ignore_errors=True)
+    if best is None:
+        shutil.rmtree(checkpoints.path, ignore_errors=True)

@@ -5,7 +5,7 @@ Digests (manifest.py) show damage that happens later: a damaged checkpoint is mo
 one before it is used. If a checkpoint can't be read for any other reason, that is an error, and
 nothing is changed.
 
-The newest few are kept, and the one whose model had the lowest loss.
+The newest few are kept, and the one whose model was the best (choice.py).
 """
 
 import contextlib
@@ -24,6 +24,7 @@ import numpy as np
 from mixfl.errors import MixflError
 from mixfl.runs import manifest, orbax
 from mixfl.runs.aside import Aside
+from mixfl.runs.choice import score
 from mixfl.runs.model_file import filled, model_paths, nested
 
 KEEP = 3
@@ -45,21 +46,25 @@ class Checkpoints:
         return sorted((int(n) for n in names if n.isdigit()), reverse=True)
 
     def best(self) -> int | None:
-        """The round of the checkpoint whose model had the lowest loss. Damaged ones don't count."""
-        known = []
+        """The round of the checkpoint whose model was the best by the metric of the newest. Damaged
+        ones don't count."""
+        known: list[tuple[manifest.Judged, int]] = []
         for r in self.rounds():
             try:
-                loss = manifest.loss(self._folder(r))
+                judged = manifest.judged(self._folder(r))
             except ValueError:
                 continue
             except OSError as error:
                 raise self._unreadable(self._folder(r), error) from None
-            known += [(loss, r)] if loss is not None else []
-        return min(known)[1] if known else None
+            known += [(judged, r)] if judged is not None else []
+        same = [(score(*judged), r) for judged, r in known if judged.by == known[0][0].by]
+        return min(same)[1] if same else None
 
-    def save(self, round: int, state: Any, meta: dict[str, Any], loss: float | None = None) -> None:
-        """`meta` is JSON: what the run must remember in addition to the state. `loss`: the model's,
-        if it was evaluated."""
+    def save(
+        self, round: int, state: Any, meta: dict[str, Any], judged: manifest.Judged | None = None
+    ) -> None:
+        """`meta` is JSON: what the run must remember in addition to the state. `judged`: if its
+        model was evaluated."""
         if round in self.rounds():
             return
         leaves = _leaves(state)
@@ -67,7 +72,7 @@ class Checkpoints:
         partial = self.path / PARTIAL / str(round)
         try:
             orbax.save(partial, leaves, {**meta, "digest": _digest(leaves, meta)})
-            manifest.write(partial, loss)
+            manifest.write(partial, judged)
             partial.rename(self._folder(round))
             partial.parent.rmdir()
         except Exception as error:  # whatever a full disk makes Orbax raise

@@ -155,8 +155,8 @@ class RunFolder:
     def add_metrics(self, row: dict[str, Any]) -> None:
         append_whole(self.metrics_file, _line(row))
 
-    def set_status(self, status: str, round: int, message: str = "", **more: int) -> None:
-        """`more` is written if it is not 0."""
+    def set_status(self, status: str, round: int, message: str = "", **more: int | str) -> None:
+        """`more` is written if it is neither 0 nor empty."""
         content: dict[str, Any] = {"status": status, "round": round}
         content |= {k: v for k, v in more.items() if v}
         content |= {"message": message[:MESSAGE]} if message else {}
@@ -183,7 +183,15 @@ def _line(row: dict[str, Any]) -> bytes:
 
 
 # What runs did before these keys existed.
-ALWAYS = {"clip": "off", "aggregation": "mean", "trim": 0.2, "cohorts": "seed"}
+ALWAYS = {
+    "clip": "off",
+    "aggregation": "mean",
+    "trim": 0.2,
+    "cohorts": "seed",
+    "best_by": "auto",
+    "keep_best": False,
+    "early_stop": 0,
+}
 
 
 def differences(earlier: dict[str, Any], now: dict[str, Any]) -> list[str]:

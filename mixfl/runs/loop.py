@@ -8,15 +8,20 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from mixfl.engine import processes
 from mixfl.engine.base import Engine, RoundResult
 from mixfl.errors import Diverged, Interrupted, MixflError
 from mixfl.measure.gradients import Gradients
+from mixfl.runs.callbacks import Callbacks
 from mixfl.runs.checkpoint import Checkpoints, where_model_is
+from mixfl.runs.choice import Choice
+from mixfl.runs.clock import RoundClock
 from mixfl.runs.counts import counted, reasons
 from mixfl.runs.evaluation import Evaluation, number
 from mixfl.runs.first import by_first, only_first
+from mixfl.runs.manifest import Judged
 from mixfl.runs.meeting import Meetings
 from mixfl.runs.plan import Plan
 from mixfl.runs.record import Record
@@ -39,9 +44,13 @@ class Loop:
     checkpoints: Checkpoints | None  # in it; process 0 has them
     # Metrics that are not finite from the start: the evaluation is at fault, not the training.
     never_finite: frozenset[str] = frozenset()
+    choice: Choice = Choice(None)
+    callbacks: Callbacks = field(default_factory=Callbacks)
     saved: int = 0  # the round of the newest checkpoint
     pending: Evaluation | None = None
     state: Any = None  # the engine's, when the run was interrupted
+    best_params: Any = None  # of the best model so far, if it is kept and there is no folder
+    due: list[RoundResult] = field(default_factory=list)  # rounds to be checked
     meetings: Meetings = field(default_factory=Meetings)
 
     def __post_init__(self):
@@ -52,15 +61,18 @@ class Loop:
             self.gradients = Gradients(self.plan.problem, self.s)
 
     def run(self, state: Any, start: int) -> Any:
-        with stop_requested() as asked:
-            state = self._rounds(state, start, asked)
-        self._check_end()
+        if not self.record.ended:
+            with stop_requested() as asked:
+                start, state = self._rounds(state, start, asked)
+        self._check_end(start)
+        if self.record.ended:
+            self.sinks.stopped(self.record.ended)
+            self.sinks.note(f"stopped after round {start}: {self.record.ended}")
         return state
 
-    def _rounds(self, state: Any, start: int, asked: Callable[[], bool]) -> Any:
+    def _rounds(self, state: Any, start: int, asked: Callable[[], bool]) -> tuple[int, Any]:
         s, clock = self.s, RoundClock(start)
         saved = time.perf_counter()
-        previous = None
         rounds = iter(self.engine.rounds(state, start, s.rounds))
         result = RoundResult(start, state, {})
         try:
@@ -73,23 +85,32 @@ class Loop:
                     overdue = time.perf_counter() - saved > CHECKPOINT_SECONDS
                     stop, overdue = self.meetings.agreed(t, evaluate or save, asked(), overdue)
                     save = save or overdue or stop
-                    # One round is in flight. It is waited for only if its outcome is needed now.
-                    for due in filter(None, [previous, result if evaluate or save else None]):
-                        self._check(due)
-                    previous = None if evaluate or save else result
-                if t == start + 1 and not evaluate:  # compilation is not part of a round's time
-                    clock.restart(t)
+                    self.due.append(result)
+                    self._check_due(but=0 if evaluate or save else 1)
                 self.sinks.advance(t)
                 # Several processes settle at the same rounds; one alone, as soon as it can.
                 alone = jax.process_count() == 1
                 if evaluate or save or (alone and self.pending and self.pending.done):
                     self._settle()
                 if evaluate:
-                    self._evaluate(result, clock.mean_ms(t))
-                    clock.restart(t)
-                if save:
+                    self._evaluate(result, clock)
+                ended = self._told(result) if self.callbacks.after_rounds else ""
+                if ended and not evaluate:  # the last model is always evaluated
+                    evaluate = True
+                    self._check_due()
+                    self._settle()
+                    self._evaluate(result, clock)
+                if evaluate and self.decides:
+                    ended, better = self._decided(result, ended)
+                    save = save or better
+                self.record.ended = ended if t < s.rounds else ""
+                if save or self.record.ended:
                     self._save(t, result.state)
                     saved = time.perf_counter()
+                if self.record.ended:
+                    break
+                if t == start + 1 and not evaluate:  # compilation is not part of a round's time
+                    clock.restart(t)
                 if stop and t < s.rounds:
                     self.state = result.state
                     raise self._interrupted(t)
@@ -104,7 +125,42 @@ class Loop:
             raise processes.lost(error) or error from None
         finally:
             rounds.close()  # type: ignore[attr-defined]
-        return result.state
+        return result.round, result.state
+
+    def _told(self, result: RoundResult, row: Row | None = None) -> str:
+        """Calls the callbacks. If one fails, the run is saved before it ends."""
+        rounds = self.s.rounds
+        try:
+            if row is None:
+                return by_first(lambda: self.callbacks.round(result, rounds))
+            return by_first(lambda: self.callbacks.evaluation(result, rounds, row))
+        except Exception:
+            with contextlib.suppress(MixflError):
+                self._check_due()
+                self._save(result.round, result.state)
+            raise
+
+    @property
+    def decides(self) -> bool:
+        """Does the course of the run depend on what evaluations say? Then it waits for them."""
+        return bool(self.callbacks.after_evaluations) or self.choice.keep
+
+    def _decided(self, result: RoundResult, ended: str) -> tuple[str, bool]:
+        """Why the run ends after this evaluation, and whether its model is the best one so far."""
+        self._settle()
+        rows = self.record.rows
+        ended = ended or self.choice.ends(rows)
+        if self.callbacks.after_evaluations:
+            ended = self._told(result, rows[-1]) or ended
+        better = self.choice.keep and self.choice.best(rows) is rows[-1]
+        if better and self.out is None:
+            self.best_params = jax.tree.map(np.array, result.state.x)
+        return ended, better
+
+    def _check_due(self, but: int = 0) -> None:
+        """One round may be in flight. It is waited for only if its outcome is needed now."""
+        while len(self.due) > but:
+            self._check(self.due.pop(0))
 
     def _check(self, result: RoundResult) -> None:
         """Counts the clients left out, and stops a run that has diverged."""
@@ -141,7 +197,7 @@ class Loop:
             f"update is. To get on, {hint}.{kept}", t,
         )  # fmt: skip
 
-    def _evaluate(self, result: RoundResult, round_ms: float) -> None:
+    def _evaluate(self, result: RoundResult, clock: RoundClock) -> None:
         """Starts to evaluate a round's model, while the next rounds run.
 
         Not if several CPU devices share a cohort: XLA has one thread for each and no more. They
@@ -152,6 +208,8 @@ class Loop:
         if self.gradients is not None:
             g2, b2 = self.gradients.dissimilarity(x, t)
             measured = {"theory/g2": number(g2, "g2"), "theory/b2": number(b2, "b2")}
+        round_ms = clock.mean_ms(t)
+        clock.restart(t)
         row = only_first(lambda: self._row(result, measured, round_ms))
         self.pending = Evaluation(self.plan.problem, t, x, row or {})
         if self.resolved.devices not in (1, "auto") and jax.default_backend() == "cpu":
@@ -210,7 +268,9 @@ class Loop:
     def _write_checkpoint(self, t: int, state: Any) -> None:
         assert self.checkpoints is not None
         meta = {**self.record.meta(), "model": where_model_is(state)}
-        self.checkpoints.save(t, state, meta, self.record.loss(t))
+        value = self.choice.value(self.record.row(t))
+        judged = None if value is None else Judged(str(self.choice.by), value)
+        self.checkpoints.save(t, state, meta, judged)
         self.sinks.saved(t)
 
     def _interrupted(self, t: int) -> Interrupted:
@@ -224,9 +284,9 @@ class Loop:
             "The same command with --resume goes on."
         )
 
-    def _check_end(self) -> None:
+    def _check_end(self, rounds: int) -> None:
         """A run whose last rounds were all skipped has lost its clients: it has not finished."""
-        rounds, record = self.s.rounds, self.record
+        record = self.record
         skipped = record.skipped(rounds)
         if record.failed(rounds):
             raise MixflError(
@@ -236,22 +296,3 @@ class Loop:
             )
         if skipped:
             self.sinks.note(f"{skipped}: the model is that of round {record.done}")
-
-
-class RoundClock:
-    """The mean time of a round: `with clock:` is what counts."""
-
-    def __init__(self, start: int):
-        self.restart(start)
-
-    def restart(self, round: int) -> None:
-        self.seconds, self.since = 0.0, round
-
-    def mean_ms(self, round: int) -> float:
-        return 1000 * self.seconds / (round - self.since)
-
-    def __enter__(self) -> None:
-        self.begun = time.perf_counter()
-
-    def __exit__(self, *error) -> None:
-        self.seconds += time.perf_counter() - self.begun

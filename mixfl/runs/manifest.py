@@ -7,7 +7,7 @@ process that runs out of file descriptors or memory is no damage.
 import hashlib
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mixfl.format_versions import CHECKPOINT, check_format
 from mixfl.runs.files import write_whole
@@ -15,12 +15,19 @@ from mixfl.runs.files import write_whole
 FILE = "mixfl.json"
 
 
-def write(folder: Path, loss: float | None) -> None:
-    """For the files that the folder holds now. `loss`: the model's, if it was evaluated."""
+class Judged(NamedTuple):
+    """What an evaluation said about a checkpoint's model."""
+
+    by: str  # the metric
+    value: float
+
+
+def write(folder: Path, judged: Judged | None) -> None:
+    """For the files that the folder holds now. `judged`: if the model was evaluated."""
     files = {
         str(p.relative_to(folder)): _digest(p) for p in sorted(folder.rglob("*")) if p.is_file()
     }
-    content = {"format": CHECKPOINT, "loss": loss, "files": files}
+    content = {"format": CHECKPOINT, "best": judged and judged._asdict(), "files": files}
     write_whole(folder / FILE, json.dumps(content | {"digest": _own(content)}).encode())
 
 
@@ -56,9 +63,13 @@ def damage(folder: Path) -> str | None:
     return None
 
 
-def loss(folder: Path) -> float | None:
-    """The loss of the checkpoint's model; None if it was not evaluated. Raises as `read` does."""
-    return (read(folder) or {}).get("loss")
+def judged(folder: Path) -> Judged | None:
+    """None if the checkpoint's model was not evaluated. Raises as `read` does."""
+    content = read(folder) or {}
+    if content.get("best") is not None:
+        return Judged(**content["best"])
+    loss = content.get("loss")  # as earlier versions wrote it
+    return None if loss is None else Judged("eval/loss", loss)
 
 
 def _digest(path: Path) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator
 
 from mixfl.engine.base import Engine
 from mixfl.problem import Problem
+from mixfl.runs.sinks.base import Detail
 
 
 def start_notes(engine: Engine, not_finite: Iterable[str]) -> Iterator[str]:
@@ -14,8 +15,8 @@ def start_notes(engine: Engine, not_finite: Iterable[str]) -> Iterator[str]:
                 f"{term.clients.dropped} clients of '{term.name}' have no example and were "
                 f"dropped; {len(term.clients)} remain"
             )
-    yield from engine.notes()
-    yield from loss_notes(engine.problem)
+    yield from map(Detail, engine.notes())
+    yield from map(Detail, loss_notes(engine.problem))
     names = ", ".join(sorted(not_finite))
     if names:
         yield (

@@ -46,10 +46,10 @@ class Outputs:
             return None
         path = self.folder.path
         params = load_model(path / "model.safetensors", like)
-        if read_status(path).get("status") != "finished":  # killed just before it was written
-            self.folder.set_status("finished", start.rounds)
-        self.sinks.note(f"{path} is finished already")
         rows = read_metrics(path)
+        if read_status(path).get("status") != "finished":  # killed just before it was written
+            self.folder.set_status("finished", rows[-1]["round"] if rows else start.rounds)
+        self.sinks.note(f"{path} is finished already")
         if self.tracker is not None:  # it may not have been tracked
             self.tracker.begin(start._replace(rows=rows))
             self.tracker.ended(None)

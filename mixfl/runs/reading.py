@@ -26,8 +26,8 @@ def load(path: str | Path, like: Any = None, best: bool = False) -> Run:
     """A run's model, configuration and metrics.
 
     The model comes back as nested dicts and lists. To get another kind of pytree, give `like`: a
-    model of the same structure, such as problem.init(key). `best`: of the saved models, the one
-    with the lowest eval/loss, even if the run has not finished.
+    model of the same structure, such as problem.init(key). `best`: of the saved models, the best by
+    the run's key best_by, even if the run has not finished.
     """
     path = Path(path)
     config = read_run_config(path)
@@ -56,7 +56,8 @@ def best_model(path: Path, like: Any = None) -> Any:
     round = checkpoints.best()
     if round is None:
         raise MixflError(
-            f"{path} has no best model: no checkpoint is from a round with an eval/loss."
+            f"{path} has no best model: no checkpoint is from an evaluated round whose metrics "
+            "have a loss, or the key best_by."
         )
     return checkpoints.model(round, like)
 

@@ -12,18 +12,22 @@ class Record:
     """The same in all processes (only process 0 counts alarms). A checkpoint keeps `meta`, and
     metrics.jsonl has the rows."""
 
-    def __init__(self, rows: Iterable[dict[str, Any]] = (), counts: Any = (), done: int = 0):
+    def __init__(
+        self, rows: Iterable[dict[str, Any]] = (), counts: Any = (), done: int = 0, ended: str = ""
+    ):
         self.rows = list(rows)  # one per evaluated round
         self.counts: Counter[str] = Counter(dict(counts))  # of clients and rounds
         self.done = done  # the last round that was not skipped
+        self.ended = ended  # why the run ended before its last round; "": it did not
 
     def meta(self) -> dict[str, Any]:
-        return {"counts": dict(self.counts), "done": self.done}
+        more = {"ended": self.ended} if self.ended else {}
+        return {"counts": dict(self.counts), "done": self.done, **more}
 
-    def loss(self, round: int) -> float | None:
-        """Of the model after a round, if it was evaluated."""
+    def row(self, round: int) -> dict[str, Any]:
+        """Of the model after a round; empty if it was not evaluated."""
         last = self.rows[-1] if self.rows else {"round": 0}
-        return last.get("eval/loss") if last["round"] == round else None
+        return last if last["round"] == round else {}
 
     def losses(self) -> list[float]:
         return [r["eval/loss"] for r in self.rows if r.get("eval/loss") is not None]

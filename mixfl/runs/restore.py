@@ -50,7 +50,8 @@ class Restore:
         latest = self.checkpoints.latest(state)
         if latest is not None:
             round, state, meta = latest
-            record = Record(counts=meta["counts"], done=min(meta.get("done", round), round))
+            done = min(meta.get("done", round), round)
+            record = Record(counts=meta["counts"], done=done, ended=meta.get("ended", ""))
             start = self._without_skipped(round, record)
             self.note(f"going on from the checkpoint of round {start}")
             return Restored(start, state, record)
@@ -66,7 +67,8 @@ class Restore:
     def _without_skipped(self, round: int, record: Record) -> int:
         """Where to go on from a checkpoint. A run that failed because its last rounds were skipped
         repeats them; other skipped rounds are not repeated, as in a run without interruption."""
-        if round == self.s.rounds and record.failed(round):
+        if (round == self.s.rounds or record.ended) and record.failed(round):
+            record.ended = ""
             self.checkpoints.rename(round, record.done)
             return record.done
         return round

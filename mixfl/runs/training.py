@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from dataclasses import dataclass
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,13 @@ from mixfl.engine.base import Engine
 from mixfl.engine.preflight import preflight
 from mixfl.engine.source import source
 from mixfl.errors import Interrupted, MixflError
-from mixfl.problem import Params, Problem
+from mixfl.problem import Problem
 from mixfl.process.compilation_cache import ProgramsKept
 from mixfl.runs.agreement import check_alike
+from mixfl.runs.callbacks import Callbacks
+from mixfl.runs.choice import Choice
 from mixfl.runs.counts import reasons
-from mixfl.runs.evaluation import evaluated, one_copy
+from mixfl.runs.evaluation import Metrics, evaluated, one_copy
 from mixfl.runs.first import by_first, only_first
 from mixfl.runs.found_again import task_of
 from mixfl.runs.loop import Loop
@@ -30,19 +32,12 @@ from mixfl.runs.outputs import Continue, Outputs, open_outputs
 from mixfl.runs.plan import Plan, plan_of
 from mixfl.runs.record import Record
 from mixfl.runs.restore import Restore, Restored
+from mixfl.runs.result import Result, best_model
 from mixfl.runs.sinks.base import Sink, Start
 from mixfl.runs.sinks.mlflow import tracker
 from mixfl.runs.sinks.terminal import reporter
 from mixfl.settings import Settings
 from mixfl.tasks import enough
-
-
-@dataclass(frozen=True)
-class Result:
-    params: Params
-    metrics: list[dict[str, Any]]  # one row per evaluated round, as in metrics.jsonl
-    config: dict[str, Any]
-    rejected: int = 0  # client updates that were left out (not finite)
 
 
 def train(
@@ -56,6 +51,7 @@ def train(
     changed_data: bool = False,
     progress: bool | None = None,
     track: str | None = None,
+    callbacks: Iterable[Any] = (),
     **settings: Any,
 ) -> Result:
     """Train a problem with an algorithm, and keep the run in the folder `out` if one is given.
@@ -75,6 +71,9 @@ def train(
     it trains (unless it has a cache of its own). Nothing else in the process is changed; call
     `mixfl.prepare_process()` first to train as fast as the command line does.
 
+    `callbacks`: functions, called with a `mixfl.Event` after each evaluation, or objects with
+    `on_evaluation(event)` and `on_round(event)`. An error in one ends the run, which is saved.
+
     A second training of the same problem that differs only in seed, rates or rounds compiles
     nothing.
     """
@@ -86,7 +85,7 @@ def train(
         raise MixflError("track needs a run folder, to find the run again: give out.")
     return run(
         plan, Path(out) if out is not None else None, resume, reporter(progress), track=track,
-        restart=restart, from_best=from_best, changed_data=changed_data,
+        restart=restart, from_best=from_best, changed_data=changed_data, callbacks=callbacks,
     )  # fmt: skip
 
 
@@ -94,7 +93,7 @@ def train(
 def run(
     plan: Plan, out: Path | None, resume: bool, report: Sink, label: str = "",
     track: str | None = None, *, restart: bool = False, from_best: bool = False,
-    changed_data: bool = False, repeats: Path | None = None,
+    changed_data: bool = False, repeats: Path | None = None, callbacks: Iterable[Any] = (),
 ) -> Result:  # fmt: skip
     """Makes a run, or the rest of it. Everything is checked before anything is written.
 
@@ -106,8 +105,11 @@ def run(
     with processes.Together():
         make_tracker = only_first(lambda: tracker(track))
         engine = plan.engine()
-        never_finite = _checked(plan.problem, plan.settings, engine)
+        metrics = _checked(plan.problem, plan.settings, engine)
+        never_finite = frozenset(k for k, v in metrics.items() if v is None)
         config = plan.config(engine)
+        hooks = Callbacks(callbacks, config)
+    choice = Choice.of(plan.settings, by_first(lambda: sorted(metrics)))
     check_alike(plan.problem, config)
     notes = [*start_notes(engine, never_finite)]
     notes += other_data(repeats, plan.problem) if repeats is not None else []
@@ -121,14 +123,15 @@ def run(
                 files=plan.problem.files, copies=plan.copies(), at_end=stack.callback,
             )  # fmt: skip
             outputs = only_first(opening) or Outputs()
-        finished = _finished(engine, outputs, start)
+        finished = _finished(engine, outputs, start, choice)
         if finished is not None:
             return finished
         try:
             restored = _restored(plan, engine, outputs, changed_data, stack)
             loop = Loop(
                 plan, engine, outputs.sinks, restored.record, out=out, saved=restored.round,
-                checkpoints=outputs.checkpoints, never_finite=never_finite,
+                checkpoints=outputs.checkpoints, never_finite=never_finite, choice=choice,
+                callbacks=hooks,
             )  # fmt: skip
             result = _trained(loop, restored, start)
         except BaseException as error:
@@ -138,15 +141,14 @@ def run(
         return result
 
 
-def _checked(problem: Problem, s: Settings, engine: Engine) -> frozenset[str]:
-    """Looks for mistakes in the problem. Returns the metrics that are not finite from the start."""
+def _checked(problem: Problem, s: Settings, engine: Engine) -> Metrics:
+    """Looks for mistakes in the problem. Returns the metrics of the initial model, in process 0."""
     preflight(problem, s, engine.resolved().tables == "rows")
     # A mistake in `evaluate` shows now, not after the first rounds.
-    metrics = only_first(lambda: evaluated(problem, one_copy(engine.init().x)))
-    return frozenset(k for k, v in (metrics or {}).items() if v is None)
+    return only_first(lambda: evaluated(problem, one_copy(engine.init().x))) or {}
 
 
-def _finished(engine: Engine, outputs: Outputs, start: Start) -> Result | None:
+def _finished(engine: Engine, outputs: Outputs, start: Start, choice: Choice) -> Result | None:
     """The result of a run that had finished before; None if it had not."""
     shapes = engine.shapes().x
     params = None
@@ -161,7 +163,9 @@ def _finished(engine: Engine, outputs: Outputs, start: Start) -> Result | None:
         return None
     zeros = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), shapes)
     params = processes.share(zeros if params is None else params)
-    return Result(params, rows, start.config, rows[-1]["clients/rejected"] if rows else 0)
+    rejected = rows[-1]["clients/rejected"] if rows else 0
+    best = best_model(choice, rows, params, outputs.checkpoints, outputs.sinks)
+    return Result(params, rows, start.config, rejected, choice.best(rows), best)
 
 
 def _restored(
@@ -180,7 +184,7 @@ def _restored(
             )  # fmt: skip
             round, state, record = restore(state)
             stack.callback(outputs.checkpoints.close)
-        return round, record.rows, dict(record.counts), record.done
+        return round, record.rows, dict(record.counts), record.done, record.ended
 
     round, *content = by_first(restored)
     return Restored(round, processes.share(state), Record(*content))
@@ -194,7 +198,11 @@ def _trained(loop: Loop, restored: Restored, start: Start) -> Result:
 
     def result(state: Any) -> Result:
         params = jax.tree.map(np.array, state.x)
-        return Result(params, record.rows, start.config, record.counts["clients/rejected"])
+        best, rows = loop.best_params, record.rows
+        if loop.out is not None:
+            best = best_model(loop.choice, rows, params, loop.checkpoints, sinks)
+        rejected = record.counts["clients/rejected"]
+        return Result(params, rows, start.config, rejected, loop.choice.best(rows), best)
 
     try:
         ended = result(loop.run(restored.state, restored.round))

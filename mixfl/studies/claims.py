@@ -29,9 +29,9 @@ import numpy as np
 
 from mixfl.errors import MixflError, unknown
 from mixfl.report.document import Finding
+from mixfl.runs.choice import lower_is_better
 from mixfl.studies.dissimilarity import FIRST
 from mixfl.studies.study import Setting, Study
-from mixfl.studies.sweep import lower_is_better
 from mixfl.studies.trials import Done
 from mixfl.theory.intervals import Interval, interval
 

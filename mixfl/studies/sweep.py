@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from mixfl.errors import MixflError
+from mixfl.runs.choice import lower_is_better
 from mixfl.runs.folder import write_whole
 from mixfl.studies.compare import Outcome, shown_metrics
 from mixfl.studies.trials import Done, Trial
@@ -95,10 +96,6 @@ def choose(settings: Sequence[Setting], by: str | None) -> Choice:
     sign = -1 if lower_is_better(metric) else 1
     best = max(whole, key=lambda s: sign * s.outcome.final(metric).mean(), default=None)
     return Choice(metric, prefix == "valid/", best)
-
-
-def lower_is_better(metric: str) -> bool:
-    return metric.rsplit("/", 1)[-1] in ("loss", "hinge", "spreadout", "error")
 
 
 def table(settings: Sequence[Setting], choice: Choice) -> tuple[list[str], list[list[str]]]:

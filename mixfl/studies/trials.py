@@ -13,7 +13,6 @@ and with compiling several runs into one program.
 import collections
 import contextlib
 import os
-import shutil
 import signal
 import threading
 import time
@@ -24,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from mixfl.errors import Interrupted, MixflError
+from mixfl.runs.best import remove_checkpoints
 from mixfl.runs.folder import differences, say_failed
 from mixfl.runs.reading import read_metrics, read_run_config, read_status
 from mixfl.settings import KEYS
@@ -250,7 +250,7 @@ class Crew:
                 ended = done(trial, self.out)
                 if ended is None:
                     raise MixflError(f"{self.out / trial.folder} is not what {trial.label} wrote.")
-                shutil.rmtree(ended.folder / "checkpoints", ignore_errors=True)
+                remove_checkpoints(ended.folder)
             self._over(ended)
 
     def _note(self, trial: Trial, message: str, once: bool) -> None:

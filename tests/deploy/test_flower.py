@@ -532,3 +532,25 @@ def test_data_at_nodes_is_not_for_the_simulator():
         mixfl.train(there, "fedavg", rounds=1)
     with pytest.raises(MixflError, match="the data of 'federated' is in the problem itself"):
         Client(PROBLEMS["two terms"](), SETTINGS, {"partition-id": 0})
+
+
+def test_callbacks_and_early_stopping_at_the_server(tmp_path):
+    seen = []
+
+    def callback(event):
+        seen.append((event.round, event.metrics["eval/loss"], event.params))
+        if event.round == 2:
+            event.stop("enough")
+
+    found, _, said = deploy(out=tmp_path / "run", algorithm="2wgt", eval_every=1,
+                            callbacks=[callback])  # fmt: skip
+    expected = simulate("two terms", "2wgt", rounds=2, eval_every=1)
+    assert [round for round, *_ in seen] == [1, 2]
+    assert_same(found.params, expected.params)
+    assert_same(seen[-1][2], found.params, 0)
+    assert "stopped after round 2: enough" in said
+    # This loss grows: the first model is the best.
+    found, _, _ = deploy(out=tmp_path / "early", algorithm="2wgt", eval_every=1, early_stop=1,
+                         rounds=4)  # fmt: skip
+    assert (len(found.metrics), found.best["round"]) == (2, 1)
+    assert_same(found.best_params, simulate("two terms", "2wgt", rounds=1).params)

@@ -243,18 +243,18 @@ def test_the_best_checkpoint_is_not_removed_where_it_cannot_be_read(tmp_path, mo
     checkpoints = Checkpoints(tmp_path)
     x = np.zeros(3)
     for round, loss in enumerate([0.1, 0.5, 0.5, 0.5], start=1):
-        checkpoints.save(round, [x + round], {}, loss)
+        checkpoints.save(round, [x + round], {}, manifest.Judged("eval/loss", loss))
     assert checkpoints.rounds() == [4, 3, 2, 1]
     with monkeypatch.context() as patched:
         patched.setattr(manifest, "read", few_files)
-        checkpoints.save(5, [x + 5], {}, 0.5)
+        checkpoints.save(5, [x + 5], {}, manifest.Judged("eval/loss", 0.5))
         with pytest.raises(MixflError, match="can't be read"):
             checkpoints.best()
     assert checkpoints.rounds() == [5, 4, 3, 2, 1]
-    checkpoints.save(6, [x + 6], {}, 0.5)
+    checkpoints.save(6, [x + 6], {}, manifest.Judged("eval/loss", 0.5))
     assert checkpoints.rounds() == [6, 5, 4, 1]
     (tmp_path / "1" / manifest.FILE).write_text("{")
-    checkpoints.save(7, [x + 7], {}, 0.5)
+    checkpoints.save(7, [x + 7], {}, manifest.Judged("eval/loss", 0.5))
     assert 1 in checkpoints.rounds()
 
 

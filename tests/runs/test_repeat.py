@@ -164,7 +164,6 @@ def test_notes_are_logged_where_no_terminal_shows_them(caplog, capfd):
     for progress in (None, False):
         caplog.clear()
         mixfl.train(problem, "fedavg", rounds=1, cohort_size=1, progress=progress)
-        own = [r for r in caplog.records if r.name == "mixfl"]
-        assert {r.levelno for r in own} == {logging.WARNING}
+        own = [r for r in caplog.records if (r.name, r.levelno) == ("mixfl", logging.WARNING)]
         assert sum("1 clients of 'federated' have no example" in r.message for r in own) == 1
     assert capfd.readouterr().out == ""

@@ -93,13 +93,14 @@ class Notes(Quiet):
 
 def deploy(problem="two terms", out=None, grid=None, nodes=None, **given):
     """A run over the in-process grid: its result, the grid and what was said."""
+    callbacks = given.pop("callbacks", ())
     options = {k: given.pop(k) for k in ("faults", "gone") if k in given}
     there, every = placed(problem)
     run_config = SETTINGS | {"cohorts": "seed"} | given  # the simulator's
     grid = grid or InProcess(mixfl.flower.client_app(there), nodes or every, run_config, **options)
     notes = Notes()
     plan = server.deployed(there, grid, run_config, notes, grid.clock, out)
-    return run(plan, out, True, notes), grid, notes.lines
+    return run(plan, out, True, notes, callbacks=callbacks), grid, notes.lines
 
 
 def simulate(problem, algorithm, **given):

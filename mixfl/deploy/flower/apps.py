@@ -7,7 +7,7 @@ JAX should not wait for it.
 
 import functools
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from mixfl.errors import MixflError
@@ -24,7 +24,8 @@ ProblemLike = Problem | Callable[[], Problem] | str
 Answer = Callable[[ProblemLike, str, RecordDict, Context], RecordDict]
 
 
-def server_app(problem: ProblemLike) -> ServerApp:
+def server_app(problem: ProblemLike, callbacks: Iterable[Any] = ()) -> ServerApp:
+    """`callbacks`: as of `mixfl.train`, called at the server."""
     app = ServerApp()
 
     @app.main()
@@ -32,7 +33,7 @@ def server_app(problem: ProblemLike) -> ServerApp:
         prepare()
         from mixfl.deploy.flower.server import serve
 
-        serve(load(problem), grid, context.run_config)
+        serve(load(problem), grid, context.run_config, callbacks)
 
     return app
 

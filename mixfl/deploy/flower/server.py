@@ -1,7 +1,7 @@
 """A run whose engine is a deployment."""
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +14,21 @@ from mixfl.deploy.flower.replies import Clock
 from mixfl.problem import Problem
 from mixfl.runs.folder import OPERATION
 from mixfl.runs.plan import Plan
+from mixfl.runs.result import Result
 from mixfl.runs.sinks.terminal import Quiet, reporter
-from mixfl.runs.training import Result, run
+from mixfl.runs.training import run
 
 
-def serve(problem: Problem, grid: Grid, run_config: Mapping[str, Any]) -> Result:
+def serve(
+    problem: Problem, grid: Grid, run_config: Mapping[str, Any], callbacks: Iterable[Any] = ()
+) -> Result:
     """A run from its beginning, or from its last checkpoint, to its end."""
     report = reporter(True)
     _, recipe, _, d = chosen(problem, run_config)
     out = Path(d.out or f"runs/{problem.name}-{recipe.id}").absolute()
     report.note(f"the run is kept in {out}")
     plan = deployed(problem, grid, run_config, report, out=out)
-    return run(plan, out, True, report, track=d.track or None)
+    return run(plan, out, True, report, track=d.track or None, callbacks=callbacks)
 
 
 def deployed(

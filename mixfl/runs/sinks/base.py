@@ -10,6 +10,10 @@ if TYPE_CHECKING:  # commands that only print need not wait for JAX
 Row = dict[str, Any]  # a line of metrics.jsonl
 
 
+class Detail(str):
+    """A note on how the work is done, which asks for no action."""
+
+
 class Start(NamedTuple):
     """What is known when a run begins or goes on."""
 
@@ -43,6 +47,9 @@ class Sink:
     def note(self, message: str) -> None:
         """Something that the user should know, also before `begin`."""
 
+    def stopped(self, reason: str) -> None:
+        """The run ends before its last round. It is finished all the same."""
+
     def finished(self, params: "Params") -> None:
         """All rounds are done, and this is the model."""
 
@@ -73,6 +80,9 @@ class Sinks(Sink):
 
     def note(self, message: str) -> None:
         self._tell(lambda sink: sink.note(message))
+
+    def stopped(self, reason: str) -> None:
+        self._tell(lambda sink: sink.stopped(reason))
 
     def finished(self, params: "Params") -> None:
         self._tell(lambda sink: sink.finished(params))

@@ -3,7 +3,7 @@
 import contextlib
 
 from mixfl.errors import Diverged, Interrupted, MixflError
-from mixfl.runs.folder import RunFolder
+from mixfl.runs.folder import MESSAGE, RunFolder
 from mixfl.runs.reading import read_status
 from mixfl.runs.sinks.base import Sink
 
@@ -19,6 +19,7 @@ class InFolder(Sink):
         self.round = earlier.get("round", 0)  # how far the run is
         self.kept = earlier.get("saved", 0)  # the round of its newest checkpoint
         self.alarms = earlier.get("alarms", 0)
+        self.why = ""  # it ended before its last round
 
     def begin(self, start):
         self.begun = True
@@ -34,6 +35,9 @@ class InFolder(Sink):
 
     def saved(self, round):
         self._running(round)
+
+    def stopped(self, reason):
+        self.why = reason
 
     def finished(self, params):
         self.folder.save_model(params)
@@ -57,7 +61,9 @@ class InFolder(Sink):
         self._set("running", round)
 
     def _set(self, status: str, round: int, message: str = "") -> None:
-        self.folder.set_status(status, round, message, saved=self.kept, alarms=self.alarms)
+        self.folder.set_status(
+            status, round, message, saved=self.kept, alarms=self.alarms, stopped=self.why[:MESSAGE]
+        )
 
 
 def words(error: BaseException) -> str:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from mixfl.runs.sinks.base import Sink
+from mixfl.runs.sinks.base import Detail, Sink
 
 # Shown while training, in this order, if a problem reports them.
 SHOWN = ("eval/loss", "eval/auc", "eval/accuracy", "eval/central/accuracy", "eval/recall@10")
@@ -44,11 +44,12 @@ class Quiet(Sink):
 
 
 class Logged(Quiet):
-    """Shows no progress. Notes go to the logger `mixfl`, as warnings: without a terminal, as in a
-    notebook, Python prints them unless logging is set up otherwise."""
+    """Shows no progress. Notes go to the logger `mixfl`: as infos if they ask for no action, or as
+    warnings, which Python prints, also in a notebook, unless logging is set up otherwise."""
 
     def note(self, message):
-        logging.getLogger("mixfl").warning("%s", message)
+        level = logging.INFO if isinstance(message, Detail) else logging.WARNING
+        logging.getLogger("mixfl").log(level, "%s", message)
 
 
 class Plain(Quiet):
