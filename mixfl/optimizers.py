@@ -6,7 +6,6 @@ An optimizer is given as a name in optax (`"adam"`, `"sgd"`), a name with keywor
 then can a gradient be recovered from a change of the model.
 """
 
-import ast
 import functools
 import inspect
 from collections.abc import Callable
@@ -16,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from mixfl.calls import parsed_call
 from mixfl.errors import MixflError, unknown
 
 OptimizerLike = str | Callable[[float], optax.GradientTransformation]
@@ -46,36 +46,35 @@ class Optimizer(NamedTuple):
 
 def make(spec: OptimizerLike, lr: Any) -> Optimizer:
     if callable(spec):
-        return Optimizer(lr, spec is optax.sgd, spec(lr))
+        return Optimizer(lr, is_plain(spec), spec(lr))
     factory, arguments = parse(spec)
     try:
         tx = factory(lr, **arguments)
     except (TypeError, ValueError) as error:
         raise MixflError(f"optimizer '{spec}' can't be made: {error}.") from None
-    return Optimizer(lr, factory is optax.sgd and not arguments, tx)
+    return Optimizer(lr, is_plain(spec), tx)
+
+
+def is_plain(spec: OptimizerLike) -> bool:
+    """Plain SGD?"""
+    if callable(spec):
+        return spec is optax.sgd
+    factory, arguments = parse(spec)
+    return factory is optax.sgd and not arguments
 
 
 def parse(spec: str) -> tuple[Callable[..., Any], dict[str, Any]]:
     """`"sgd(momentum=0.9)"` -> optax.sgd, {"momentum": 0.9}. Literals only: nothing is run."""
-    try:
-        node = ast.parse(spec.strip(), mode="eval").body
-        call = node if isinstance(node, ast.Call) else None
-        name = call.func if call else node
-        if not isinstance(name, ast.Name) or (call and call.args):
-            raise ValueError
-        keywords = call.keywords if call else []
-        arguments = {str(k.arg): ast.literal_eval(k.value) for k in keywords}
-        if len(arguments) < len(keywords):
-            raise ValueError
-    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+    call = parsed_call(spec)
+    if call is None or call.positional:
         raise MixflError(
             f"optimizer '{spec}' is not a name of optax's, alone or with keyword arguments: "
             "write it as adam or sgd(momentum=0.9)."
-        ) from None
+        )
     names = known()
-    if name.id not in names:
-        raise unknown("optimizer", name.id, names)
-    return getattr(optax, name.id), arguments
+    if call.name not in names:
+        raise unknown("optimizer", call.name, names)
+    return getattr(optax, call.name), call.keywords
 
 
 @functools.cache
@@ -88,3 +87,39 @@ def known() -> list[str]:
             if first == "learning_rate":
                 names.append(name)
     return names
+
+
+def has_schedule(opt: Optimizer, x: Any) -> bool:
+    """Does its step depend on how many steps it has taken? `x` has the shapes of the parameters.
+
+    Bias corrections, as Adam's, do not count: they belong to means of gradients. So of optimizers
+    that keep anything but counts, optax's own schedules are found, and others are not.
+    """
+    state = jax.eval_shape(opt.init, x)
+    if any(map(_of_schedule, jax.tree.leaves(state, is_leaf=_of_schedule))):
+        return True
+    leaves = jax.tree.leaves(state)
+    if not leaves or not all(jnp.issubdtype(a.dtype, jnp.integer) for a in leaves):
+        return False
+    params = jax.tree.map(lambda a: jnp.ones(a.shape, a.dtype), x)
+    first = opt.init(params)
+
+    def after(count: int):
+        state = jax.tree.map(lambda a: jnp.full_like(a, count), first)
+        return opt.step(params, params, state)[0]
+
+    steps = [after(count) for count in COUNTS]
+    return any(
+        not jnp.allclose(a, b, rtol=1e-5, atol=0)
+        for other in steps[1:]
+        for a, b in zip(*map(jax.tree.leaves, (steps[0], other)), strict=True)
+    )
+
+
+COUNTS = (0, 1, 2, 5, 10, 100, 1000, 10**6)
+
+
+def _of_schedule(state: Any) -> bool:
+    """Is it the state of a schedule, as optax keeps it?"""
+    injected = getattr(state, "hyperparams_states", None)
+    return isinstance(state, optax.ScaleByScheduleState) or bool(injected)

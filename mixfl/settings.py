@@ -4,10 +4,11 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_args
 
 from msgspec import Meta
 
+from mixfl.schedules import EXAMPLE, check_schedule, is_schedule, rate_at, rates
 from mixfl.validation import (
     Auto,
     Count,
@@ -22,6 +23,15 @@ from mixfl.validation import (
 __all__ = ["KEYS", "WEIGHTINGS", "Settings", "check_keys"]
 
 Optimizer = str | Callable[..., Any]
+if TYPE_CHECKING:
+    Rate: TypeAlias = Any  # a number, wherever it is computed with
+    AutoRate: TypeAlias = Any
+else:
+    Text = Annotated[str, Meta(extra={"expected": f"a schedule such as {EXAMPLE}"})]
+    AutoText = Annotated[str, Meta(extra={"expected": f"'auto', or a schedule such as {EXAMPLE}"})]
+    Rate = Positive | Text | Callable[..., Any]
+    AutoRate = Positive | AutoText | Callable[..., Any]
+RATES = ("client_lr", "server_lr", "central_lr", "merge_lr")
 Weighting = Literal["examples", "steps", "uniform"]
 WEIGHTINGS = get_args(Weighting)
 
@@ -61,16 +71,14 @@ class Settings:
     cohort_size: Count = key(10, "clients per round and population (S)")
     client_batch: Count = key(10, "examples in a client's batch (|B_i|)")
     local_steps: Count = key(10, "most steps a client takes in a round (K)")
-    client_lr: Positive = key(0.1, "client learning rate (eta)")
-    server_lr: Positive = key(1.0, "server learning rate (eta_s)")
+    client_lr: Rate = key(0.1, "client learning rate (eta); a number or a schedule of the round")
+    server_lr: Rate = key(1.0, "server learning rate (eta_s)")
     central_batch: Count | Auto = key(
         "auto", "central batch (|B_c|); auto: S |B_i|, for 1wgt K S |B_i|"
     )
     central_steps: Count | Auto = key("auto", "central steps per round (J); auto: local_steps")
-    central_lr: Positive | Auto = key("auto", "central learning rate (eta_c); auto: eta eta_s")
-    merge_lr: Positive | Auto = key(
-        "auto", "merge learning rate (eta_m); auto: 1, for 2wgt 1/terms"
-    )
+    central_lr: AutoRate = key("auto", "central learning rate (eta_c); auto: eta eta_s")
+    merge_lr: AutoRate = key("auto", "merge learning rate (eta_m); auto: 1, for 2wgt 1/terms")
     w_f: NotNegative | None = key(None, "weight of the federated term; unset: the problem's")
     w_c: NotNegative | None = key(None, "weight of the central term; unset: the problem's")
     client_opt: Optimizer = key("sgd", "ClientOpt: an optax optimizer")
@@ -126,11 +134,38 @@ class Settings:
 
     def __post_init__(self):
         check_fields(self)
+        for name in RATES:
+            value = getattr(self, name)
+            if is_schedule(value) or (value == "auto" != KEYS[name].default):
+                check_schedule(name, value, self.rounds)
+
+    @property
+    def schedules(self) -> dict[str, Any]:
+        """The rates that are schedules."""
+        return {k: v for k in RATES if is_schedule(v := getattr(self, k))}
+
+    def at(self, round: int) -> "Settings":
+        """With the rates of a round (0, 1, ...) in place of schedules."""
+        found: dict[str, Any] = {
+            k: rate_at(k, v, self.rounds, round) for k, v in self.schedules.items()
+        }
+        return dataclasses.replace(self, **found) if found else self
+
+    def check_schedules(self) -> None:
+        """An error if a rate is not above 0 in some round."""
+        for name, schedule in self.schedules.items():
+            rates(name, schedule, self.rounds)
 
     @property
     def eta_c(self) -> float:
         own = self.central_lr
         return self.client_lr * self.server_lr if isinstance(own, str) else own
+
+    @property
+    def changing_eta_c(self) -> bool:
+        """Does eta_c follow a schedule of another rate?"""
+        follows = isinstance(self.central_lr, str) and self.central_lr == "auto"
+        return follows and not {"client_lr", "server_lr"}.isdisjoint(self.schedules)
 
     @property
     def J(self) -> int:  # noqa: N802 (the paper's symbol)

@@ -99,6 +99,8 @@ def expected(type: types.Type) -> str:
             return _number(type)
         case types.BoolType():
             return "true or false"
+        case types.Metadata(extra={"expected": words}):
+            return words
         case types.StrType():
             return "text"
         case types.ListType(item_type=types.StructType() | types.UnionType()):

@@ -16,7 +16,7 @@ a gradient at the clients and for the central steps, a negative delta for Server
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -39,10 +39,12 @@ class Term:
 
 @dataclass(frozen=True)
 class Settings:
-    client_lr: float
-    server_lr: float = 1.0
-    central_lr: float | None = None  # None: client_lr * server_lr
-    merge_lr: float | None = None  # None: 1/m for 2wgt with m terms, otherwise 1
+    """A learning rate may be a function of the round, 0, 1, ..."""
+
+    client_lr: Any
+    server_lr: Any = 1.0
+    central_lr: Any = None  # None: client_lr * server_lr
+    merge_lr: Any = None  # None: 1/m for 2wgt with m terms, otherwise 1
     client_opt: str = "sgd"  # "sgd", "momentum" or "adam", as the three that follow
     server_opt: str = "sgd"
     central_opt: str = "sgd"
@@ -94,6 +96,12 @@ class Optimizer:
         mean_hat = self.mean / (1 - 0.9**self.t)
         square_hat = self.square / (1 - 0.999**self.t)
         return x - self.lr * mean_hat / (np.sqrt(square_hat) + 1e-8)
+
+
+def in_round(s: Settings, t: int) -> Settings:
+    """With the rates of a round."""
+    rates = {k: getattr(s, k) for k in ("client_lr", "server_lr", "central_lr", "merge_lr")}
+    return replace(s, **{k: rate(t) for k, rate in rates.items() if callable(rate)})
 
 
 def central_lr(s: Settings) -> float:
@@ -165,7 +173,8 @@ class Clip:
     def __init__(self, s: Settings):
         self.s, self.before = s, ([], [])
 
-    def __call__(self, x: Model, clients: list[Steps], augment) -> list[Steps]:
+    def __call__(self, x: Model, clients: list[Steps], augment, s: Settings) -> list[Steps]:
+        self.s = s
         if self.s.clip == "off":
             return clients
         carried = [self.carried(x, i.K, augment) for i in clients]
@@ -235,16 +244,22 @@ def drawn(r: Round, j: int) -> list[Batch]:
 # FedAvg, and Algorithm 2 with others that only change the clients' gradients ----------------------
 
 
-def fedavg(terms, x, s, rounds, augmenting=lambda r, x, population: constant(np.zeros_like(x))):
-    server = Optimizer(s.server_opt, s.server_lr)
+def nothing(r, x, population):
+    return constant(np.zeros_like(x))
+
+
+def fedavg(terms, x, s, rounds, augmenting=nothing, first=0):
+    given, server = s, Optimizer(s.server_opt, s.server_lr)
     clip = [Clip(s) for _ in terms]
     models = []
-    for r in rounds:
+    for t, r in enumerate(rounds, first):
+        s = in_round(given, t)
+        server.lr = s.server_lr
         delta = np.zeros_like(x)
         for population, j in enumerate(places("federated", terms)):
             augment = augmenting(r, x, population)
             clients = cohort(terms[j], x, r.clients[population], s, augment)
-            clients = clip[j](x, clients, augment)
+            clients = clip[j](x, clients, augment, s)
             delta = delta + aggregate(x, clients, s)
         x = server.step(x, -delta)
         models.append(x)
@@ -297,12 +312,16 @@ def two_way(terms, x, s, rounds):
 
 def algorithm_1(terms, x, s, rounds, auto_merge_lr, transfer):
     server = [Optimizer(s.server_opt, s.server_lr) for _ in terms]  # one per population
-    central = [Optimizer(s.central_opt, central_lr(s)) for _ in terms]  # one per central term
-    merge = Optimizer(s.merge_opt, auto_merge_lr if s.merge_lr is None else s.merge_lr)
+    central = [Optimizer(s.central_opt, s.central_lr) for _ in terms]  # one per central term
+    merge = Optimizer(s.merge_opt, s.merge_lr)
     gt = [np.zeros_like(x) for _ in terms]  # for pt they stay 0
     clip = [Clip(s) for _ in terms]
-    models = []
-    for r in rounds:
+    given, models = s, []
+    for t, r in enumerate(rounds):
+        s = in_round(given, t)
+        for j in range(len(terms)):
+            server[j].lr, central[j].lr = s.server_lr, central_lr(s)
+        merge.lr = auto_merge_lr if s.merge_lr is None else s.merge_lr
         # What augments a term: the gt of all the others.
         aug = [total(gt[:j] + gt[j + 1 :], x) for j in range(len(terms))]
         delta = np.zeros_like(x)
@@ -316,7 +335,7 @@ def algorithm_1(terms, x, s, rounds, auto_merge_lr, transfer):
 
         for population, j in enumerate(places("federated", terms)):
             clients = cohort(terms[j], x, r.clients[population], s, constant(aug[j]))
-            clients = clip[j](x, clients, constant(aug[j]))
+            clients = clip[j](x, clients, constant(aug[j]), s)
             x_f = server[j].step(x, -aggregate(x, clients, s))
             delta_f = x_f - x
             delta = delta + delta_f
@@ -341,14 +360,16 @@ def central(terms, x, s, rounds):
 
 def pretrain(terms, x, s, rounds):
     first = central(terms, x, s, rounds[: s.pretrain_rounds])
-    return first + fedavg(terms, [x, *first][-1], s, rounds[s.pretrain_rounds :])
+    rest = rounds[s.pretrain_rounds :]
+    return first + fedavg(terms, [x, *first][-1], s, rest, first=s.pretrain_rounds)
 
 
 def pooled(terms, some, x, s, rounds):
     """CentralOpt on the sum of some of the terms."""
-    opt = Optimizer(s.central_opt, central_lr(s))
+    opt = Optimizer(s.central_opt, s.central_lr)
     models = []
-    for r in rounds:
+    for t, r in enumerate(rounds):
+        opt.lr = central_lr(in_round(s, t))
         # A regularizer joins every step of the terms that have data.
         (K,) = {len(r.drawn[j]) for j in some if r.drawn[j] is not None} or {r.central_steps}
         for k in range(K):

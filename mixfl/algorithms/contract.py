@@ -212,7 +212,7 @@ def _weight_of(kind: type) -> Auto:
 
 
 AUTO: dict[str, Auto] = {
-    "central_lr": lambda problem, s: s.eta_c,
+    "central_lr": lambda problem, s: None if s.changing_eta_c else s.eta_c,
     "central_steps": lambda problem, s: s.J,
     "central_batch": usual_central_batch,
     "merge_lr": lambda problem, s: 1.0,
@@ -257,8 +257,11 @@ class Recipe:
         """Replaces each `auto` that the algorithm and the problem determine. Engines replace those
         that depend on the machine (engine/auto.py)."""
         s = self.own.completed(s)
+        used = {k: getattr(s, k) for k in AUTO if k in self.uses}
         # A rate may be a tracer, which can't be compared.
-        open_keys = [k for k in AUTO if k in self.uses and isinstance(getattr(s, k), str | None)]
+        open_keys = [
+            k for k, v in used.items() if isinstance(v, str | None) and v in ("auto", None)
+        ]
         values = {k: {**AUTO, **self.auto}[k](problem, s) for k in open_keys}
         if "central_batch" in values:  # one number, unless the terms have too few examples for it
             usual = values.pop("central_batch")
@@ -269,9 +272,12 @@ class Recipe:
         return dataclasses.replace(s, **values) if values else s
 
     def build(self, problem: Problem, settings: Settings) -> Algorithm:
-        s = self.resolve(problem, settings)
-        built = self.make(problem, s)
-        return built._replace(origin=Origin(self.make, problem, s, built[:-1]))
+        """Rates that are schedules are those of the first round; engines replace them in each."""
+        settings.check_schedules()
+        at = lambda round: self.resolve(problem, settings.at(round))  # noqa: E731
+        s = at(0)
+        built, scheduled = self.make(problem, s), at if settings.schedules else None
+        return built._replace(origin=Origin(self.make, problem, s, built[:-1], scheduled))
 
 
 RUN_KEYS = frozenset(

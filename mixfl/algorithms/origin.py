@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from mixfl.problem import Problem
-from mixfl.settings import Settings
+from mixfl.settings import RATES, Settings
 
-RATES = ("client_lr", "server_lr", "central_lr", "merge_lr")
 # Two runs that differ only in these and in rates share a program, unless it has read them.
 OF_A_RUN = frozenset({"rounds", "seed", "eval_every", "checkpoint_every", "measure"})
 
@@ -23,11 +22,17 @@ class Origin:
     problem: Problem
     settings: Settings  # with every `auto` that the algorithm determines replaced
     built: tuple  # the algorithm's functions. If one was replaced, the origin is not its own
+    at: Callable[[int], Settings] | None = None  # the settings of a round, if a rate is a schedule
 
-    def rates(self) -> dict[str, float]:
-        """The rates of the run that the algorithm was built for."""
-        values = {name: getattr(self.settings, name) for name in RATES}
+    def rates(self, round: int = 0) -> dict[str, float]:
+        """The rates of a round of the run that the algorithm was built for."""
+        s = self.settings if self.at is None else self.at(round)
+        values = {name: getattr(s, name) for name in RATES}
         return {name: value for name, value in values.items() if not isinstance(value, str)}
+
+    def scheduled(self, round: int) -> dict[str, float]:
+        """The rates of a round that are not the same in all rounds."""
+        return {} if self.at is None else self.rates(round)
 
     def again(self, s: "TracedSettings") -> Any:
         return self.make(self.problem, s)
@@ -56,3 +61,9 @@ def traced_settings(s: Settings, rates: dict[str, Any], noted: set[str]) -> Trac
     values = {f.name: getattr(s, f.name) for f in dataclasses.fields(s)}
     vars(traced).update(values, **rates, noted=noted)
     return traced
+
+
+def with_rates(algorithm: Any, rates: dict[str, Any]) -> Any:
+    """The algorithm with other rates, which may be tracers. Without rates, the algorithm itself."""
+    origin = algorithm.own_origin()
+    return origin.again(traced_settings(origin.settings, rates, set())) if rates else algorithm

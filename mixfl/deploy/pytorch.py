@@ -10,6 +10,7 @@ import optax
 import torch
 
 from mixfl.algorithms.contract import Broadcast, ClientFeed, Upload
+from mixfl.algorithms.origin import traced_settings
 from mixfl.algorithms.steps import own_part
 from mixfl.optimizers import parse
 from mixfl.problem import Federated
@@ -64,12 +65,17 @@ def client_update(
         total, examples, steps = total + value.item(), examples + int(mask[k].sum()), steps + 1
     weight = {"examples": examples, "steps": steps, "uniform": min(steps, 1)}[s.weighting]
     delta = {name: to_numpy(p.detach() - before[name]) for name, p in named.items()}
-    own = _own_part(s)(broadcast, delta, np.float32(steps))
+    own = _own_part(s.client_opt, s.local_steps)(s.client_lr, broadcast, delta, np.float32(steps))
     grads = None if sums is None else {name: to_numpy(g) for name, g in sums.items()}
     return Upload(own, np.float32(weight), np.float32(steps), grads, np.float32(total))
 
 
 @functools.cache
-def _own_part(s: Settings) -> Callable:
-    """Compiled once for all rounds."""
-    return jax.jit(functools.partial(own_part, s))
+def _own_part(client_opt: str, local_steps: int) -> Callable:
+    """Compiled once for all rounds, whatever their rates."""
+    s = Settings(client_opt=client_opt, local_steps=local_steps)
+
+    def of(lr, broadcast, delta, steps):
+        return own_part(traced_settings(s, {"client_lr": lr}, set()), broadcast, delta, steps)
+
+    return jax.jit(of)

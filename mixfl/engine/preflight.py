@@ -13,9 +13,10 @@ from mixfl.engine.purity import check_pure
 from mixfl.engine.simulator import check_params
 from mixfl.errors import MixflError
 from mixfl.forms.rows import renumber, restrict, tables
-from mixfl.optimizers import make
+from mixfl.optimizers import has_schedule, make
 from mixfl.problem import Federated, Problem, Term
 from mixfl.randomness import takes_key, trial_batch
+from mixfl.schedules import shown
 from mixfl.settings import Settings
 
 ROWS_BATCH = 50
@@ -34,9 +35,10 @@ def preflight(problem: Problem, s: Settings, row_sparse: bool = False) -> None:
         check_purity(term, x, initial)
         if row_sparse and isinstance(term, Federated) and term.rows:
             check_rows(term, initial())
+    first = s.at(0)
     for key, lr in (
-        ("client_opt", s.client_lr), ("server_opt", s.server_lr), ("central_opt", s.eta_c),
-        ("merge_opt", 1.0),
+        ("client_opt", first.client_lr), ("server_opt", first.server_lr),
+        ("central_opt", first.eta_c), ("merge_opt", 1.0),
     ):  # fmt: skip
         opt = make(getattr(s, key), lr)
         attempt(
@@ -44,6 +46,13 @@ def preflight(problem: Problem, s: Settings, row_sparse: bool = False) -> None:
             lambda opt=opt: jax.eval_shape(lambda x: opt.step(x, x, opt.init(x)), x),
             ". It must work with a gradient, its state and the parameters alone",
         )
+        if key == "client_opt" and has_schedule(opt, x):
+            raise MixflError(
+                f"client_opt = {shown(s.client_opt)} has a schedule inside, which would start over "
+                "at each client in each round. Give the schedule to client_lr, as a function of "
+                "the round, and let client_opt take the rate: client_opt=optax.sgd, "
+                'client_lr="cosine(0.1, 500)".'
+            )
         state = jax.tree.leaves(jax.eval_shape(opt.init, x))
         if any(jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) for leaf in state):
             raise MixflError(

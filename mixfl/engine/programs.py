@@ -9,12 +9,12 @@ from typing import Any
 
 import jax
 
-from mixfl.algorithms.origin import OF_A_RUN, RATES
+from mixfl.algorithms.origin import OF_A_RUN
 from mixfl.engine.captured import captured
 from mixfl.engine.round import Round
 from mixfl.forms.products import original
 from mixfl.randomness import users_loss
-from mixfl.settings import Settings
+from mixfl.settings import RATES, Settings
 
 MOST = 8  # programs of a problem
 

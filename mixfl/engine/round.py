@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 
 from mixfl.aggregation import Chain
 from mixfl.algorithms.contract import AfterChunk, Algorithm
-from mixfl.algorithms.origin import OF_A_RUN, RATES, Origin, traced_settings
+from mixfl.algorithms.origin import OF_A_RUN, Origin, traced_settings
 from mixfl.algorithms.steps import add
 from mixfl.engine import processes
 from mixfl.engine.auto import Forms
@@ -27,7 +27,7 @@ from mixfl.engine.dispatch import Dispatched
 from mixfl.engine.summing import Population, Summed, finite
 from mixfl.errors import MixflError
 from mixfl.problem import Problem
-from mixfl.settings import Settings
+from mixfl.settings import RATES, Settings
 
 AXIS = "clients"
 DRAWN, CLIENTS = P(None, None, AXIS), P(AXIS)  # the axis that is split over devices
@@ -50,6 +50,15 @@ class Carry(NamedTuple):
     sums: tuple  # per population
     rejected: Any  # clients left out because their update was not finite
     counts: dict[str, Any]  # what the aggregation counted
+
+
+def needs_number(error: Exception) -> MixflError:
+    lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return MixflError(
+        "a learning rate is a schedule, so a round must be compiled for all rates, and that failed "
+        f"({lines[0]}): an optimizer or the algorithm may need a rate's value. Pass the rate on to "
+        "optax as it is, without float() or if."
+    )
 
 
 class Round:
@@ -102,9 +111,11 @@ class Round:
             return program(*arguments, {})
         try:
             result = program(*arguments, rates)
-        except (MixflError, TypeError, ValueError):
+        except (MixflError, TypeError, ValueError) as error:
             if self.works:
                 raise
+            if self.origin is not None and self.origin.at is not None:
+                raise needs_number(error) from error
             self.constant = True
             self.noted.update(OF_A_RUN, RATES)
             return program(*arguments, {})

@@ -178,9 +178,14 @@ class Simulator:
             self.programs[algorithm] = program
         return self.programs[algorithm]
 
-    def rates(self) -> dict[str, float]:
+    def rates(self, round: int = 0) -> dict[str, float]:
         origin = self.algorithm.own_origin()
-        return origin.rates() if origin else {}
+        if origin is None and self.s.schedules:
+            raise MixflError(
+                f"{', '.join(self.s.schedules)}: a schedule, but the algorithm's functions were "
+                "replaced after it was built. Make an algorithm of it (@algorithm)."
+            )
+        return origin.rates(round) if origin else {}
 
     def long(self, algorithm: Algorithm) -> int:
         """How many chunks the server computes in a round, if it is long; otherwise 0. Also 0
@@ -233,7 +238,7 @@ class Simulator:
     def _round(self, t: int, state, pieces):
         algorithm = self.at(t)
         program = self.program(algorithm, t)
-        run = functools.partial(program.run, rates=self.rates())
+        run = functools.partial(program.run, rates=self.rates(t))
         piece = self._next(pieces, program)
         drawn = piece.drawn
         long = LongRound(piece.round, self.long(algorithm))

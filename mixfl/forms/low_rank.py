@@ -27,7 +27,7 @@ from mixfl.errors import MixflError
 from mixfl.forms.base import Candidate, Form, Part, Refused, map_parts
 from mixfl.forms.first_layers import find_layers, first_layers, pays
 from mixfl.forms.jaxpr import Traced
-from mixfl.optimizers import make
+from mixfl.optimizers import is_plain
 from mixfl.trees import name, named_leaves, on_named
 
 UNROLL = 10
@@ -201,7 +201,7 @@ def choose(c: Candidate) -> Form | Refused | None:
         reason = f"aggregation = {c.settings.aggregation} compares the whole changes of all clients"
     elif c.elements:
         reason = "the aggregation changes single numbers of what clients send"
-    elif not uses_own_loss_only(c.algorithm) or not make(c.settings.client_opt, 1.0).plain:
+    elif not uses_own_loss_only(c.algorithm) or not is_plain(c.settings.client_opt):
         reason = "the clients' steps are not plain SGD on their own loss"
     elif not weights:
         reason = "no loss has a dense layer on raw inputs whose weights are used nowhere else"

@@ -22,7 +22,7 @@ from mixfl.algorithms.contract import Broadcast, ClientFeed, Sums
 from mixfl.algorithms.marks import uses_own_loss_only
 from mixfl.errors import MixflError, unknown
 from mixfl.forms.base import Candidate, Form, Part, Refused
-from mixfl.optimizers import make
+from mixfl.optimizers import is_plain
 from mixfl.problem import Federated
 from mixfl.trees import named_leaves, on_named
 
@@ -131,7 +131,7 @@ def choose(c: Candidate) -> Form | Refused | None:
         reason = f"aggregation = {c.settings.aggregation} compares the whole changes of all clients"
     elif not uses_own_loss_only(c.algorithm):
         reason = "the clients' steps of this algorithm may use rows beyond those in their own data"
-    elif not make(c.settings.client_opt, c.settings.client_lr).plain:
+    elif not is_plain(c.settings.client_opt):
         reason = (
             f"client_opt = {c.settings.client_opt} also moves rows that are not in a client's data"
         )

@@ -65,7 +65,7 @@ def said(findings: list[Finding]) -> tuple[list[str], bool]:
 
 def check_problem(problem: Problem, s: Settings) -> Iterator[Finding]:
     s = Settings(
-        seed=s.seed, client_lr=s.client_lr, local_steps=1, weighting="uniform", rounds=2,
+        seed=s.seed, client_lr=s.at(0).client_lr, local_steps=1, weighting="uniform", rounds=2,
         cohort_size=min([s.cohort_size, COHORT, *(len(t.clients) for t in problem.populations)]),
         client_batch=min(s.client_batch, BATCH),
         central_batch=min([BATCH, *(len(t.examples) for t in problem.central if t.examples)]),

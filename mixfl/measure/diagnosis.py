@@ -96,10 +96,11 @@ def diagnose(
     column: str | None = None, report: Report = lambda *_: None, horizon: int = 500,
 ) -> Diagnosis:  # fmt: skip
     """`column` is a column by which clients might be divided. `horizon` is the most rounds to
-    predict. Optimizers are plain SGD and `central_lr` is `auto`, whatever `s` has."""
+    predict. Optimizers are plain SGD and `central_lr` is `auto`, whatever `s` has. Of a rate that
+    is a schedule, the first round's counts."""
     check_problem(problem, column)
     # Clipping would hide a step that is too long.
-    s = dataclasses.replace(s, **PLAIN, clip="off", aggregation="mean")
+    s = dataclasses.replace(s.at(0), **PLAIN, clip="off", aggregation="mean")
     clock = Clock(budget, report)
     setup = setup_of(problem, s)
     x0 = problem.init(jax.random.key(s.seed))

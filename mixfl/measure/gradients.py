@@ -173,7 +173,7 @@ class Gradients:
     def __init__(self, problem: Problem, s: Settings, batches: int = 1, divided_by=None):
         self.problem = problem
         s = dataclasses.replace(
-            s,
+            s.at(0),
             local_steps=batches,
             tables="dense",
             first_layer="plain",

@@ -186,11 +186,12 @@ class Loop:
 
     def _diverged(self, t: int) -> Diverged:
         s, recipe = self.s, self.plan.recipe
-        rates = {k: getattr(self.resolved, k) for k in ("client_lr", "central_lr", "server_lr")}
+        now = self.resolved.at(t - 1)
+        rates = {"client_lr": now.client_lr, "central_lr": now.eta_c, "server_lr": now.server_lr}
         lower = [f"{k} (now {v:g})" for k, v in rates.items() if k in recipe.uses]
         hint = f"lower {' or '.join(lower)}"
         if recipe.id == "2wgt" and s.merge_lr != "auto":
-            hint += f", or set merge_lr = auto (now {s.merge_lr:g})"
+            hint += f", or set merge_lr = auto (now {now.merge_lr:g})"
         kept = " The last good checkpoint is kept." if self.saved else ""
         return Diverged(
             f"{recipe.id} diverged in round {t}: the model is no longer finite, or no client's "
@@ -226,8 +227,19 @@ class Loop:
             **{k: n for k, n in self.record.counts.items() if k != "alarms/loss"},
             "comm/down_bytes": sent.down,
             "comm/up_bytes": sent.up,
+            **self._scheduled(result.round - 1),
             "time/round_ms": round(round_ms, 3),
         }
+
+    def _scheduled(self, t: int) -> Row:
+        """The rates of round t that change from round to round."""
+        s, uses = self.s, self.plan.recipe.uses
+        if not s.schedules:
+            return {}
+        now = s.at(t)
+        found = {k: getattr(now, k) for k in s.schedules}
+        found |= {"central_lr": now.eta_c} if s.changing_eta_c else {}
+        return {f"rate/{k}": float(f"{v:.6g}") for k, v in found.items() if k in uses}
 
     def _settle(self) -> None:
         """Waits for the evaluation under way, if there is one, and reports its row."""

@@ -17,6 +17,7 @@ from mixfl.format_versions import RUN_FOLDER
 from mixfl.problem import Problem
 from mixfl.runs.keys import chosen_keys, merged, preset_keys, settings_of
 from mixfl.runs.user_input import ALGORITHM_FILE
+from mixfl.schedules import named
 from mixfl.settings import KEYS, Settings
 from mixfl.tasks import PYTHON, Task, find
 
@@ -51,6 +52,7 @@ class Plan:
         """Everything that the run depends on, with `auto` replaced by what it came to."""
         s = engine.resolved()
         every = {**{k: getattr(s, k) for k in KEYS}, **s.own}
+        every |= {k: named(k, v, s.rounds) for k, v in s.schedules.items()}
         keys = {k: _plain(v) for k, v in every.items() if k in self.recipe.uses and v is not None}
         head = dict(
             task=self.task or PYTHON + self.problem.name, algorithm=self.recipe.id,

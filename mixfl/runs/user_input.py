@@ -73,7 +73,7 @@ def parse_over(texts: Sequence[str]) -> dict[str, list[Any]]:
     grid: dict[str, list[Any]] = {}
     for text in texts:
         key, equals, values = text.partition("=")
-        key, several = key.strip(), [v.strip() for v in values.split(",")]
+        key, several = key.strip(), [v.strip() for v in separated(values)]
         if not equals or not key or not all(several):
             raise MixflError(
                 f"--over {text}: expected key=v1,v2,..., for example --over client_lr=0.1,0.3,1."
@@ -88,3 +88,15 @@ def parse_over(texts: Sequence[str]) -> dict[str, list[Any]]:
     if not grid:
         raise MixflError("what to sweep over? For example: --over client_lr=0.1,0.3,1")
     return grid
+
+
+def separated(values: str) -> list[str]:
+    """Cut at commas, but not at those within brackets: `cosine(0.1, 500),0.1` are two values."""
+    parts, depth = [""], 0
+    for character in values:
+        depth += (character in "([{") - (character in ")]}")
+        if character == "," and depth <= 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return parts

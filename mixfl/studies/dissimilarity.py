@@ -56,7 +56,7 @@ def dissimilarity(
             if not bool(result.info["finite"]):
                 raise Diverged(
                     f"simulation {i + 1} diverged in round {result.round}: lower client_lr (now "
-                    f"{s.client_lr:g}) with --set.", result.round,
+                    f"{s.at(result.round - 1).client_lr:g}) with --set.", result.round,
                 )  # fmt: skip
             points.append(gradients.dissimilarity(result.state.x, result.round))
         simulated.append(points)

@@ -82,8 +82,8 @@ def test_central_work_is_done_while_the_clients_train(monkeypatch):
     grid = InProcess(mixfl.flower.client_app(there), nodes, SETTINGS)
     real = engine.DeployedEngine._programs
 
-    def watched(deployed, algorithm):
-        found = real(deployed, algorithm)
+    def watched(deployed, algorithm, round):
+        found = real(deployed, algorithm, round)
 
         def central(*args):
             grid.events.append(("central", ""))
@@ -504,7 +504,7 @@ def test_a_client_refuses_a_task_of_another_release():
     task = messages.task(0, messages.Broadcast(there.init(jax.random.key(0))), {})
     head = {k: v for k, v in task["train"].items() if k != "version"}
     task["train"] = ConfigRecord(head)  # as the first release sent it
-    with pytest.raises(MixflError, match="messages of version 1, this one of version 2: install"):
+    with pytest.raises(MixflError, match="messages of version 1, this one of version 3: install"):
         client.train(task)
 
 

@@ -14,6 +14,7 @@ from mixfl.aggregation import chain
 from mixfl.aggregation.wire import Sent, sent
 from mixfl.algorithms.contract import Batches, ClientFeed, Drawn, Recipe
 from mixfl.algorithms.marks import known_marks, marked_by_user, uses_own_loss_only
+from mixfl.algorithms.origin import with_rates
 from mixfl.deploy.flower import messages
 from mixfl.deploy.flower.config import chosen
 from mixfl.deploy.flower.no_loss import NoLoss
@@ -44,6 +45,7 @@ class Client:
         local = dataclasses.replace(problem, terms=terms)
         self.algorithm = recipe.build(local, s)
         self.extra = functools.partial(self._extra, recipe, local)
+        self.scheduled = self.algorithm.origin.scheduled(0)  # type: ignore[union-attr]
         self.init = functools.partial(problem.init, jax.random.key(s.seed))
         self.x = jax.eval_shape(self.init)  # the model's shapes
         self.aggregation = chain(s).at(client=True)
@@ -82,12 +84,15 @@ class Client:
         """Its part of a round."""
         try:
             told = self.aggregation.told(self.aggregation.init())
-            task = messages.parsed_task(content, self.x, self.rows, told, self.extra)
+            task = messages.parsed_task(
+                content, self.x, self.rows, told, self.extra, self.scheduled
+            )
         except messages.Rejected as rejected:
             raise MixflError(f"the server's message is not of this problem: {rejected}.") from None
         if task is None:
             return messages.STALE
-        return messages.upload(self.program(task.broadcast, self.feed(task.round), task.told))
+        feed = self.feed(task.round)
+        return messages.upload(self.program(task.broadcast, feed, task.told, task.rates))
 
     def feed(self, round: int) -> ClientFeed:
         """Its batches of a round, in the order in which the simulator would read them."""
@@ -121,8 +126,9 @@ class Client:
 
         return jax.eval_shape(extra)
 
-    def _train(self, broadcast, feed, told) -> Sent:
-        summand = alone(self.algorithm, self.forms, self.term, broadcast, feed)
+    def _train(self, broadcast, feed, told, rates) -> Sent:
+        algorithm = with_rates(self.algorithm, rates)
+        summand = alone(algorithm, self.forms, self.term, broadcast, feed)
         return self._encoded(summand, feed, told)
 
     def _encoded(self, summand, feed, told) -> Sent:
@@ -140,10 +146,11 @@ class Client:
         if not own or pytorch.optimizer(self.s) is None:
             return None
 
-        def train(broadcast, feed, told):
+        def train(broadcast, feed, told, rates):
             client = functools.partial(self.algorithm.client, self.term)
             collect = jax.eval_shape(client, broadcast, feed._replace(key=None)).grads is not None
-            upload = pytorch.client_update(self.term, self.s, broadcast, feed, collect)
+            s = dataclasses.replace(self.s.at(0), **rates)
+            upload = pytorch.client_update(self.term, s, broadcast, feed, collect)
             return self._encoded(self.algorithm.summand(upload), feed, told)
 
         return train

@@ -24,6 +24,7 @@ from mixfl.aggregation import chain
 from mixfl.aggregation.wire import Sent, restored, sent
 from mixfl.algorithms.contract import Algorithm, Batches, ClientFeed, Recipe, Sums
 from mixfl.algorithms.marks import known_marks
+from mixfl.algorithms.origin import with_rates
 from mixfl.deploy.flower.config import Deployment
 from mixfl.deploy.flower.exchange import Exchange, padded
 from mixfl.deploy.flower.link import Link, link_to
@@ -122,18 +123,19 @@ class DeployedEngine:
 
     def _round(self, t: int, state: State) -> tuple[State, dict[str, Any]]:
         algorithm = self.algorithm.at(t)
-        programs, drawn = self._programs(algorithm), self.draws.drawn(algorithm, t)
+        programs, drawn = self._programs(algorithm, t), self.draws.drawn(algorithm, t)
+        rates = self.algorithm.origin.scheduled(t)  # type: ignore[union-attr]
         if not algorithm.feed.clients:
-            central = programs.central(state.algorithm, drawn)
-            after, info = programs.update(state.algorithm, [], [], central)
+            central = programs.central(state.algorithm, drawn, rates)
+            after, info = programs.update(state.algorithm, [], [], central, rates)
             return state._replace(algorithm=after), {**info, "clients/rejected": 0}
         cohorts = self.nodes.cohorts(t)
-        broadcasts = programs.broadcast(state.algorithm, drawn)
+        broadcasts = programs.broadcast(state.algorithm, drawn, rates)
         told = programs.told(state.aggregation)
         exchange = Exchange(self.nodes, t, cohorts, programs.like)
-        exchange.push(broadcasts, [self.aggregation.part(told_j, True) for told_j in told])
+        exchange.push(broadcasts, [self.aggregation.part(told_j, True) for told_j in told], rates)
         # The clients train meanwhile.
-        central = jax.block_until_ready(programs.central(state.algorithm, drawn))
+        central = jax.block_until_ready(programs.central(state.algorithm, drawn, rates))
         exchange.pull()
         self.bytes = exchange.bytes()
         counts = exchange.counted()
@@ -151,7 +153,7 @@ class DeployedEngine:
             aggregation.append(after_j)
             for name, count in counts_j.items():
                 counts[name] = counts.get(name, 0) + int(count)
-        after, info = programs.update(state.algorithm, broadcasts, sums, central)
+        after, info = programs.update(state.algorithm, broadcasts, sums, central, rates)
         return State(after, tuple(aggregation)), {**info, **counts}
 
     def _sums(self, programs: Programs, j: int, replies, told, state) -> tuple[Any, dict, Any]:
@@ -194,7 +196,7 @@ class DeployedEngine:
     def _marked_shapes(self, programs: Programs, j: int, given):
         return jax.eval_shape(lambda g, ids: self._summand(programs.summands[j], j, g, ids), *given)
 
-    def _programs(self, algorithm: Algorithm) -> Programs:
+    def _programs(self, algorithm: Algorithm, round: int) -> Programs:
         if algorithm in self.programs:
             return self.programs[algorithm]
         summands = self._summand_shapes(algorithm) if algorithm.feed.clients else []
@@ -223,8 +225,17 @@ class DeployedEngine:
             summed = compared(self.s, at_server, every, None, own)
             return summed._replace(reports=of_all(summed.reports))
 
-        def update(state, broadcasts, sums, central):
-            state, info = algorithm.update(state, broadcasts, sums, central)
+        def built(rates) -> Algorithm:
+            return with_rates(self.algorithm, rates).at(round) if rates else algorithm
+
+        def broadcast(state, drawn, rates):
+            return built(rates).broadcast(state, drawn)
+
+        def central(state, drawn, rates):
+            return built(rates).central(state, drawn)
+
+        def update(state, broadcasts, sums, central, rates):
+            state, info = built(rates).update(state, broadcasts, sums, central)
             return state, {**info, "finite": finite(state)}
 
         x = jax.eval_shape(self.problem.init, jax.random.key(0))
@@ -235,10 +246,10 @@ class DeployedEngine:
 
         told = self.aggregation.part(self.aggregation.told(self.aggregation.init()), True)
         self.programs[algorithm] = Programs(
-            jax.jit(algorithm.broadcast),
+            jax.jit(broadcast),
             jax.jit(lambda states: tuple(map(self.aggregation.told, states))),
             jax.jit(report, static_argnums=0), jax.jit(add, static_argnums=0),
-            jax.jit(several, static_argnums=0), jax.jit(algorithm.central), jax.jit(update),
+            jax.jit(several, static_argnums=0), jax.jit(central), jax.jit(update),
             summands, [jax.eval_shape(code, summand, told) for summand in summands],
         )  # fmt: skip
         return self.programs[algorithm]

@@ -10,7 +10,14 @@ from flwr.app import Message
 
 from mixfl.aggregation.wire import Sent
 from mixfl.deploy.flower.link import Unreachable
-from mixfl.deploy.flower.messages import Rejected, cut_shapes, parsed_upload, sent_bytes, task
+from mixfl.deploy.flower.messages import (
+    NONE,
+    Rejected,
+    cut_shapes,
+    parsed_upload,
+    sent_bytes,
+    task,
+)
 from mixfl.deploy.flower.nodes import Node, Nodes
 from mixfl.deploy.flower.replies import content, pause
 from mixfl.deploy.flower.reply_limits import upload_bounds
@@ -43,17 +50,17 @@ class Exchange:
         self.away = False  # the SuperLink could not be reached for a while
         self.offences: list[tuple[Node, str]] = []
 
-    def push(self, broadcasts, told) -> None:
-        """Sends each population its broadcast and what the aggregation tells. Flower drops a
-        message, and its reply, after the round's deadline."""
+    def push(self, broadcasts, told, rates: Mapping[str, float] = NONE) -> None:
+        """Sends each population its broadcast, what the aggregation tells, and the round's rates.
+        Flower drops a message, and its reply, after the round's deadline."""
         ttl = self.nodes.d.round_deadline
         self.until = self.nodes.clock.monotonic() + ttl
         for j, nodes in enumerate(self.cohorts):
             broadcast, told_j = jax.tree.map(np.asarray, (broadcasts[j], told[j]))
             shared = self.nodes.tables[self.name(j)] == {}
-            one = task(self.t, broadcast, {}, told_j) if shared else None
+            one = task(self.t, broadcast, {}, told_j, rates) if shared else None
             for place, node in enumerate(nodes):
-                what = one or task(self.t, broadcast, node.rows, told_j)
+                what = one or task(self.t, broadcast, node.rows, told_j, rates)
                 sent = Message(what, node.id, "train", ttl=ttl, group_id=str(self.t))
                 self.down += sent_bytes(sent)
                 message_id = self.nodes.link.push(sent, self.until)  # one at a time, to save memory

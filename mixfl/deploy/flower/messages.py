@@ -8,7 +8,8 @@ allocated for it, and nothing is unpickled.
 import functools
 import math
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -27,7 +28,9 @@ from mixfl.settings import Settings
 from mixfl.trees import named_leaves, on_named
 
 FORMAT = "mixfl.little-endian"
-VERSION = 2  # of the messages; 1 had no number, and sent whole changes in place of own parts
+# Of the messages. 1 had no number, and sent whole changes in place of own parts; 2 had no rates.
+VERSION = 3
+NONE: Mapping[str, float] = MappingProxyType({})
 LARGEST = float(np.finfo(np.float32).max)
 T = TypeVar("T")
 
@@ -175,9 +178,11 @@ def cut_shapes(tree: Any, rows: Mapping[str, np.ndarray]) -> Any:
 
 
 def task(
-    round: int, broadcast: Broadcast, rows: Mapping[str, np.ndarray], told: Any = ()
-) -> RecordDict:
-    """What a client gets in a round. `told` is for the aggregation steps at the client."""
+    round: int, broadcast: Broadcast, rows: Mapping[str, np.ndarray], told: Any = (),
+    rates: Mapping[str, float] = NONE,
+) -> RecordDict:  # fmt: skip
+    """What a client gets in a round. `told` is for the aggregation steps at the client; `rates`
+    are those of the round, if they change from round to round."""
     head = ConfigRecord({"round": round, "rows": digest(rows), "version": VERSION})
     content = RecordDict({"train": head})
     content["x"] = arrays(cut(broadcast.x, rows))
@@ -187,6 +192,8 @@ def task(
         content["extra"] = arrays(broadcast.extra)
     if jax.tree.leaves(told):
         content["told"] = arrays(told)
+    if rates:
+        content["rates"] = MetricRecord(dict(rates))
     return content
 
 
@@ -194,14 +201,16 @@ class Task(NamedTuple):
     round: int
     broadcast: Broadcast
     told: Any
+    rates: dict[str, float]
 
 
 def parsed_task(
     content: RecordDict, x: Any, rows: Mapping[str, np.ndarray], told: Any = (),
-    extra: Callable[[], Any] = lambda: None,
+    extra: Callable[[], Any] = lambda: None, rates: Iterable[str] = (),
 ) -> Task | None:  # fmt: skip
     """The task in a message; None if the server means other rows. `x`, `told` and `extra()` have
-    the shapes of the model, of what the aggregation tells and of the algorithm's own fields."""
+    the shapes of the model, of what the aggregation tells and of the algorithm's own fields;
+    `rates` are the names of the rates that are sent."""
     round, rows_digest = config(content, "train", round=int, rows=int)
     check_version(content["train"])
     if rows_digest != digest(rows):
@@ -210,7 +219,17 @@ def parsed_task(
     aug = parsed_tree(content["aug"], like) if "aug" in content else None
     told = parsed_tree(content.get("told"), told) if jax.tree.leaves(told) else told
     own = parsed_tree(content["extra"], extra()) if "extra" in content else None
-    return Task(round, Broadcast(parsed_tree(content.get("x"), like), aug, extra=own), told)
+    broadcast = Broadcast(parsed_tree(content.get("x"), like), aug, extra=own)
+    return Task(round, broadcast, told, parsed_rates(content.get("rates"), list(rates)))
+
+
+def parsed_rates(record: Any, names: list[str]) -> dict[str, float]:
+    if record is None and not names:
+        return {}
+    values = dict(zip(names, numbers(record, *names), strict=True))
+    if not all(v > 0 for v in values.values()):
+        raise Rejected("malformed", "a learning rate is not above 0")
+    return values
 
 
 def check_version(head: Any) -> None:

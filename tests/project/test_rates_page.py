@@ -1,0 +1,19 @@
+"""The examples of rates, client settings and populations in docs/models.md run as they are."""
+
+import re
+from pathlib import Path
+
+import pytest
+from problems import population, problem
+
+import mixfl
+
+TEXT = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
+BLOCKS = ("schedules",)
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_an_example_runs(name):
+    (block,) = re.findall(rf"<!-- {name} -->\n```python\n(.*?)```", TEXT, re.DOTALL)
+    names = {"mixfl": mixfl, "problem": problem(), "population": population}
+    exec(compile(block, f"docs/models.md ({name})", "exec"), names)
