@@ -34,10 +34,20 @@ def is_schedule(value: Any) -> bool:
     return callable(value) or (isinstance(value, str) and value != "auto")
 
 
-def check_schedule(key: str, spec: Schedule, rounds: int) -> None:
-    """Is it a schedule at all? Computes nothing."""
-    if isinstance(spec, str):
+def check_schedule(key: str, spec: Schedule, rounds: int, auto: bool) -> None:
+    """Is it a schedule at all? Computes nothing. `auto`: the key may also be `auto`."""
+    if not isinstance(spec, str):
+        return
+    call = parsed_call(spec)
+    if call is not None and spec.strip() != call.name:
         _made(key, spec, rounds)
+        return
+    short = spec if len(spec) <= 60 else f"{spec[:60]}..."
+    or_auto = "or 'auto', " if auto else ""
+    raise MixflError(
+        f"{key} = {short!r}: expected a finite number above 0, {or_auto}or a schedule of the round "
+        f"such as {EXAMPLE}."
+    )
 
 
 def rate_at(key: str, spec: Schedule, rounds: int, round: int) -> float:
@@ -100,12 +110,7 @@ def _values(key: str, spec: str, rounds: int) -> np.ndarray:
 
 def _made(key: str, spec: str, rounds: int) -> Callable:
     call = parsed_call(spec)
-    if call is None or spec.strip() == call.name:
-        short = spec if len(spec) <= 60 else f"{spec[:60]}..."
-        raise MixflError(
-            f"{key} = {short!r}: expected a finite number above 0, or a schedule of the round such "
-            f"as {EXAMPLE}."
-        )
+    assert call is not None  # it has been checked
     known = {**_ours(rounds), **_of_optax()}
     if call.name not in known:
         raise unknown(f"schedule of {key}:", call.name, known)

@@ -135,9 +135,9 @@ class Settings:
     def __post_init__(self):
         check_fields(self)
         for name in RATES:
-            value = getattr(self, name)
-            if is_schedule(value) or (value == "auto" != KEYS[name].default):
-                check_schedule(name, value, self.rounds)
+            value, auto = getattr(self, name), KEYS[name].default == "auto"
+            if is_schedule(value) or (value == "auto" and not auto):
+                check_schedule(name, value, self.rounds, auto)
 
     @property
     def schedules(self) -> dict[str, Any]:
