@@ -15,6 +15,8 @@ _WHERE = {
     "Examples": "mixfl.data.examples",
     "Ragged": "mixfl.data.columns",
     "StoreWriter": "mixfl.data.writer",
+    "partition": "mixfl.data.partitioning",
+    "picture": "mixfl.data.picture",
     "Problem": "mixfl.problem",
     "Federated": "mixfl.problem",
     "Central": "mixfl.problem",
@@ -57,6 +59,8 @@ if TYPE_CHECKING:
     )  # fmt: skip
     from mixfl.data.columns import Ragged
     from mixfl.data.examples import ClientData, Examples
+    from mixfl.data.partitioning import partition
+    from mixfl.data.picture import picture
     from mixfl.data.writer import StoreWriter
     from mixfl.errors import Diverged, Interrupted, MixflError
     from mixfl.problem import Central, Federated, Problem

@@ -58,9 +58,22 @@ def prepare(format, source, target, **given):
 
 @data.command()
 @click.argument("store", type=click.Path(path_type=Path))
-def info(store):
+@click.option(
+    "--plot",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Also draw who holds what: labels by client, sizes (.png, .pdf, .svg).",
+)
+@click.option(
+    "--label", metavar="NAME", help="The column of labels for --plot (default: label, y)."
+)
+def info(store, plot, label):
     """Print a store's clients, examples, columns, sizes and a histogram."""
+    from mixfl.data.info import draw
     from mixfl.data.prepare import info as describe
 
     for line in describe(store):
         click.echo(line)
+    if plot is not None:
+        draw(store, plot, label)
+        click.echo(f"drawn: {plot}")

@@ -3,6 +3,7 @@
 import itertools
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -41,6 +42,15 @@ def info(store: Path) -> list[str]:
     return lines + names(store)
 
 
+def draw(store: Path, path: Path, label: str | None = None) -> None:
+    """A picture of a store's clients."""
+    from mixfl.data.picture import picture
+
+    found = _json(Path(store) / "labels.json")
+    names = found if isinstance(found, list) else None
+    picture(open_store(Path(store)), path, label=label, names=names, title=printed(store.name))
+
+
 def described(column: Column) -> str:
     if isinstance(column, Ragged):
         return f"{column.dtype} [...], padded to {column.length}"
@@ -77,13 +87,19 @@ def names(store: Path) -> list[str]:
     """The names of classes and the titles of movies, if the store has them."""
     lines = []
     for key, most in (("labels", 20), ("titles", 3)):
-        try:
-            value = json.loads(read_small(store / f"{key}.json"))
-            pairs = value.items() if isinstance(value, dict) else enumerate(value)
-        except (OSError, ValueError, TypeError, RecursionError):
+        value = _json(store / f"{key}.json")
+        if not isinstance(value, dict | list):
             continue
+        pairs = value.items() if isinstance(value, dict) else enumerate(value)
         shown = ", ".join(
             f"{printed(i)} = {printed(name)}" for i, name in itertools.islice(pairs, most)
         )
         lines.append(f"  {key}     {shown}{', ...' if len(value) > most else ''}")
     return lines
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(read_small(path))
+    except (OSError, ValueError, RecursionError):
+        return None

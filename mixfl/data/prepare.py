@@ -24,6 +24,7 @@ from mixfl.data.formats.partition import deal
 from mixfl.data.formats.reading import Meter
 from mixfl.data.formats.spill import Spill
 from mixfl.data.info import info
+from mixfl.data.partitioning import ADVICE
 from mixfl.data.split import HeldOutRows, group_sizes, held_out_clients
 from mixfl.data.writer import StoreWriter
 from mixfl.errors import MixflError, unknown
@@ -90,6 +91,9 @@ def prepare(
                 why = f" (skipped: {skipped})" if skipped else ""
                 raise MixflError(f"{source} has no usable rows{why}.")
             spill.index()
+            if given.partition and (empty := given.partition.clients - sum(spill.count("", 1))):
+                reader.skipped["clients that the partition left without an example"] += empty
+                reader.notes.append(f"{ADVICE}, if each client should have examples.")
             return _write(reader, given, spill, target)
     except sqlite3.Error as error:
         raise MixflError(

@@ -6,6 +6,7 @@ import numpy as np
 
 from mixfl.data.formats.base import Record
 from mixfl.data.formats.options import Partition
+from mixfl.data.partitioning import shares as draw_shares
 from mixfl.errors import MixflError
 
 MOST_LABELS = 10_000
@@ -44,10 +45,7 @@ def _dirichlet(how: Partition, rng: np.random.Generator):
                     f"partition dirichlet found more than {MOST_LABELS:,} labels: name a column of "
                     "classes with the option label, or use iid:CLIENTS."
                 )
-            # In logarithms: with a small alpha, draws from the gamma distribution underflow.
-            draws = np.log(rng.standard_gamma(how.alpha + 1, how.clients))
-            draws += np.log1p(-rng.random(how.clients)) / how.alpha
-            shares[record.label] = np.cumsum(np.exp(draws - draws.max()))
+            shares[record.label] = np.cumsum(draw_shares(rng, how.alpha, how.clients))
         total = shares[record.label]
         at = np.searchsorted(total, rng.random() * total[-1], side="right")
         record = yield int(min(at, how.clients - 1))
