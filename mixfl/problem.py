@@ -20,6 +20,7 @@ import numpy as np
 
 from mixfl.data.examples import ClientData, Examples
 from mixfl.errors import MixflError
+from mixfl.frozen import Frozen, bound, frozen_of, with_frozen
 from mixfl.losses import takes
 from mixfl.randomness import with_keys
 
@@ -140,6 +141,10 @@ class Problem:
     evaluation; `mixfl sweep` chooses settings by it. `settings` are defaults for this problem's
     runs. `files` are texts that a trained model needs (a vocabulary), by their file names in the
     run folder. A run that is resumed must have the same files.
+
+    `frozen` are arrays that losses need and nobody trains, such as a pretrained encoder: a pytree,
+    or a function that loads it. A loss takes them as a parameter of that name,
+    `loss(params, batch, frozen)`.
     """
 
     init: Callable[[Any], Params]  # key -> params
@@ -149,6 +154,7 @@ class Problem:
     name: str = "problem"
     files: Mapping[str, str] = field(default_factory=dict)
     validate: Callable[[Params], Mapping[str, Any]] | None = None
+    frozen: Any = None  # afterwards a Frozen, or None
     kept: dict = field(init=False, repr=False)  # by engines, between runs: compiled programs
 
     def __post_init__(self):
@@ -157,6 +163,7 @@ class Problem:
         object.__setattr__(self, "kept", {})
         if not terms or not all(isinstance(t, Federated | Central) for t in terms):
             raise MixflError("a problem needs terms: mixfl.Federated and mixfl.Central.")
+        self._bind()
         if not isinstance(self.files, Mapping):
             raise MixflError("files: expected a dict from names to texts.")
         for name, content in self.files.items():
@@ -169,6 +176,36 @@ class Problem:
         names = [t.name for t in terms]
         if len(set(names)) < len(names):
             raise MixflError(f"the terms need different names (name=...), got {names}.")
+
+    def _bind(self) -> None:
+        """Gives the losses the frozen arrays."""
+        new = self.frozen is not None and not isinstance(self.frozen, Frozen)
+        if new:
+            object.__setattr__(self, "frozen", Frozen(self.frozen))
+        losses = [with_frozen(t.loss, self.frozen) for t in self.terms]
+        if new and self.frozen not in frozen_of(losses):
+            raise MixflError(
+                "frozen: no loss has a parameter of this name, as loss(params, batch, frozen)."
+            )
+        object.__setattr__(self, "terms", _with_losses(self.terms, losses))
+
+    @functools.cached_property
+    def all_frozen(self) -> list[Frozen]:
+        """The frozen arrays of all losses: the problem's own, and those of PyTorch modules."""
+        return frozen_of(t.loss for t in self.terms)
+
+    def frozen_arrays(self) -> list[Any]:
+        return [f.arrays for f in self.all_frozen]
+
+    def frozen_digest(self) -> str:
+        """Empty if there are no frozen arrays."""
+        return "-".join(f.digest for f in self.all_frozen)
+
+    def with_frozen(self, arrays: Sequence[Any]) -> "Problem":
+        """With other arrays, such as a program's arguments, in place of `frozen_arrays()`."""
+        given = dict(zip(self.all_frozen, arrays, strict=True))
+        losses = [bound(t.loss, given) for t in self.terms]
+        return self.with_terms(_with_losses(self.terms, losses)) if given else self
 
     @property
     def populations(self) -> tuple[Federated, ...]:
@@ -199,6 +236,24 @@ class Problem:
         problem = dataclasses.replace(self, terms=terms)
         object.__setattr__(problem, "kept", self.kept)
         return problem
+
+
+def frozen_arrays(term: Term) -> list[Any]:
+    """Those of the term's loss."""
+    return [f.arrays for f in frozen_of([term.loss])]
+
+
+def with_arrays(term: Term, arrays: Sequence[Any]) -> Any:
+    """The term with others in their place, such as a program's arguments."""
+    given = dict(zip(frozen_of([term.loss]), arrays, strict=True))
+    return _with_losses([term], [bound(term.loss, given)])[0]
+
+
+def _with_losses(terms: Sequence[Term], losses: Sequence[Callable]) -> tuple[Term, ...]:
+    return tuple(
+        t if t.loss is loss else dataclasses.replace(t, loss=loss)
+        for t, loss in zip(terms, losses, strict=True)
+    )
 
 
 def _is_text(content: Any) -> bool:

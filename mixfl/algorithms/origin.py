@@ -1,11 +1,12 @@
 """Where an algorithm comes from, so that it can be built again with the learning rates of a round.
 
 A compiled round takes the rates as arguments. It builds the algorithm with settings in which the
-rates are JAX's tracers; an algorithm's file reads `s.client_lr` and knows nothing of this.
+rates are JAX's tracers; an algorithm's file reads `s.client_lr` and knows nothing of this. The same
+goes for frozen arrays, which the terms' losses hold.
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,8 +35,9 @@ class Origin:
         """The rates of a round that are not the same in all rounds."""
         return {} if self.at is None else self.rates(round)
 
-    def again(self, s: "TracedSettings") -> Any:
-        return self.make(self.problem, s)
+    def again(self, problem: Problem, s: Settings) -> Any:
+        """With the rates and the frozen arrays of a round."""
+        return self.make(problem, s)
 
     def of(self, problem: Problem) -> Any:
         """The same algorithm for another form of the problem."""
@@ -63,7 +65,12 @@ def traced_settings(s: Settings, rates: dict[str, Any], noted: set[str]) -> Trac
     return traced
 
 
-def with_rates(algorithm: Any, rates: dict[str, Any]) -> Any:
-    """The algorithm with other rates, which may be tracers. Without rates, the algorithm itself."""
+def with_rates(algorithm: Any, rates: dict[str, Any], frozen: Sequence[Any] = ()) -> Any:
+    """The algorithm with other rates and frozen arrays, which may be tracers. Without them, the
+    algorithm itself."""
     origin = algorithm.own_origin()
-    return origin.again(traced_settings(origin.settings, rates, set())) if rates else algorithm
+    if origin is None or not (rates or frozen):
+        return algorithm
+    problem = origin.problem.with_frozen(frozen) if frozen else origin.problem
+    s = traced_settings(origin.settings, rates, set()) if rates else origin.settings
+    return origin.again(problem, s)

@@ -1,6 +1,7 @@
 """What a round holds in memory: predicted from shapes, before anything runs.
 
-A device holds the state, which a round overwrites in place, and the largest of three phases:
+A device holds the state, which a round overwrites in place, frozen arrays, and the largest of three
+phases:
 
     broadcast   what the server computes for it (1wgt: a gradient), and the activations of a chunk
     clients     the broadcast, the sums; a client's model, optimizer state, gradient, activations
@@ -24,7 +25,7 @@ from mixfl.algorithms.steps import gradient, with_drift
 from mixfl.engine.auto import clients_at_once
 from mixfl.engine.simulator import Simulator
 from mixfl.optimizers import make
-from mixfl.problem import Term
+from mixfl.problem import Term, frozen_arrays, with_arrays
 from mixfl.trees import tree_bytes
 
 PIECES = 4  # of data: in use, two read ahead, one being read
@@ -40,10 +41,11 @@ class Memory(NamedTuple):
     server: int
     data: int
     devices: int  # of this process
+    frozen: int = 0
 
     @property
     def device(self) -> int:
-        return self.state + max(self.broadcast, self.clients, self.server)
+        return self.state + self.frozen + max(self.broadcast, self.clients, self.server)
 
     @property
     def total(self) -> int:
@@ -67,8 +69,8 @@ def predicted_bytes(simulator: Simulator) -> Memory:
     sums, clients = 0, 0
     if piece.clients:
         program = simulator.program(algorithm)
-        rates = {} if program.constant else simulator.rates()
-        sums = tree_bytes(program.of_sums(broadcasts, piece.clients, state.aggregation, rates))
+        given = simulator.given(program)
+        sums = tree_bytes(program.of_sums(broadcasts, piece.clients, state.aggregation, given))
         clients = sums + sent + max(
             client(simulator, devices, term, broadcast, feeds)
             for term, broadcast, sizes in zip(
@@ -84,6 +86,7 @@ def predicted_bytes(simulator: Simulator) -> Memory:
         server=sent + sums + central + step if central else 0,
         data=PIECES * tree_bytes((piece.drawn, piece.clients)),
         devices=devices,
+        frozen=tree_bytes(problem.frozen_arrays()),
     )
 
 
@@ -115,7 +118,9 @@ def server_step(term: Term, x: Any, drawn: Any, devices: int) -> int:
 
 def gradient_bytes(term: Term, x: Any, batch: Batches) -> int:
     """A gradient and its activations, as XLA counts them."""
-    compiled = jax.jit(lambda x, b: gradient(term, x, b)).lower(x, batch).compile()
+    frozen = frozen_arrays(term)
+    of = jax.jit(lambda f, x, b: gradient(with_arrays(term, f), x, b))
+    compiled = of.lower(frozen, x, batch).compile()
     analysis: Any = compiled.memory_analysis()
     return analysis.temp_size_in_bytes + analysis.output_size_in_bytes
 

@@ -14,7 +14,7 @@ from mixfl.engine.simulator import check_params
 from mixfl.errors import MixflError
 from mixfl.forms.rows import renumber, restrict, tables
 from mixfl.optimizers import has_schedule, make
-from mixfl.problem import Federated, Problem, Term
+from mixfl.problem import Federated, Problem, Term, frozen_arrays, with_arrays
 from mixfl.randomness import takes_key, trial_batch
 from mixfl.schedules import shown
 from mixfl.settings import Settings
@@ -80,10 +80,16 @@ def check_loss(term: Term, x) -> None:
 
 def check_purity(term: Term, x, initial: Callable) -> None:
     """The same inputs give the same loss. `initial()` returns parameters of the shapes x."""
-    batch = _few(term)
+    batch, frozen = _few(term), frozen_arrays(term)
+
+    def loss(frozen, *args):
+        return with_arrays(term, frozen).loss(*args)
+
     attempt(
         _name(term),
-        lambda: check_pure(_name(term), term.loss, (x, *batch), lambda: (initial(), *batch)),
+        lambda: check_pure(
+            _name(term), loss, (frozen, x, *batch), lambda: (frozen, initial(), *batch)
+        ),
     )
 
 

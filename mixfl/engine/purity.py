@@ -4,6 +4,7 @@ A loss is traced twice. What it draws or counts in Python then differs between t
 loss that calls out of the compiled program is also computed twice.
 """
 
+import hashlib
 import re
 from collections.abc import Callable, Iterator
 
@@ -14,6 +15,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, Literal
 from mixfl.errors import MixflError
 
 CALLS = ("pure_callback", "io_callback")
+LARGE = 1 << 16  # bytes of a constant, above which its digest is compared
 ADVICE = (
     "is not pure: the same inputs give another loss. Draw random numbers (dropout, augmentation) "
     "with a key, loss(params, batch, key); counters and other things that change must be columns "
@@ -75,5 +77,6 @@ def _parameter(value) -> Iterator:
 def _number(value):
     if isinstance(value, jax.Array) and jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
         value = jax.random.key_data(value)
-    a = np.asarray(value)
-    return a.shape, str(a.dtype), a.tobytes()
+    a = np.ascontiguousarray(value)
+    content = a.tobytes() if a.nbytes < LARGE else hashlib.sha256(a.reshape(-1).view(np.uint8).data)
+    return a.shape, str(a.dtype), content if isinstance(content, bytes) else content.digest()

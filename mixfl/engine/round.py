@@ -1,8 +1,8 @@
 """One compiled program per round: the sums over the clients of each population (summing.py), and
 the work at the server.
 
-The learning rates are arguments of the program: it builds the algorithm with them
-(algorithms/origin.py). Runs that differ in rates share it (programs.py).
+The learning rates and the frozen arrays are arguments of the program: it builds the algorithm with
+them (algorithms/origin.py). Runs that differ in rates share it (programs.py).
 
 If there are several devices, each sums over its part of the cohort, and the sums are added up.
 """
@@ -61,11 +61,18 @@ def needs_number(error: Exception) -> MixflError:
     )
 
 
+class Given(NamedTuple):
+    """What a program takes besides the state and the data."""
+
+    rates: dict[str, Any]
+    frozen: list[Any]  # problem.frozen_arrays()
+
+
 class Round:
     """The programs of one algorithm: `whole` for a round in one piece, and its three parts.
 
-    Their last argument are the rates; without rates, those of `algorithm` are constants. `origin`
-    is that of the run's algorithm, of which `algorithm` is the one at round `at`.
+    Their last argument is a Given; without rates, those of `algorithm` are constants. `origin` is
+    that of the run's algorithm, of which `algorithm` is the one at round `at`.
 
     `long`: `after_chunk` is called from the running program after each chunk of the batches drawn
     at the server. JAX's cache on disk does not keep such a program.
@@ -104,13 +111,14 @@ class Round:
         donated = () if donate is None else (donate,)
         return jax.jit(function, donate_argnums=donated, **shardings)
 
-    def run(self, program: Callable, *arguments, rates: dict[str, float]):
+    def run(self, program: Callable, *arguments, given: Given):
         """Runs one of the programs. If the first one can't be traced because something needs a
         rate's value, the rates become constants."""
+        without = given._replace(rates={})
         if self.constant:
-            return program(*arguments, {})
+            return program(*arguments, without)
         try:
-            result = program(*arguments, rates)
+            result = program(*arguments, given)
         except (MixflError, TypeError, ValueError) as error:
             if self.works:
                 raise
@@ -118,26 +126,34 @@ class Round:
                 raise needs_number(error) from error
             self.constant = True
             self.noted.update(OF_A_RUN, RATES)
-            return program(*arguments, {})
+            return program(*arguments, without)
         self.works = self.works or program in (self.whole, self.finish)
         return result
 
-    def _built(self, rates) -> tuple[Algorithm, Settings]:
-        """The algorithm and the settings with these rates."""
-        if not rates or self.origin is None:
-            return self.algorithm, self.settings
-        algorithm = self.origin.again(traced_settings(self.origin.settings, rates, self.noted))
-        return algorithm.at(self.at), traced_settings(self.settings, rates, self.noted)
+    def _built(self, given: Given | None) -> tuple[Problem, Algorithm, Settings]:
+        """The problem, the algorithm and the settings with these rates and frozen arrays."""
+        if given is None or not any(given):
+            return self.problem, self.algorithm, self.settings
+        rates, problem = given.rates, self.problem.with_frozen(given.frozen)
+        if self.origin is None:  # it keeps the arrays that it was built with
+            return problem, self.algorithm, self.settings
+        own = self.origin.problem
+        own = problem if own is self.problem else own.with_frozen(given.frozen)
+        settings = [
+            traced_settings(s, rates, self.noted) if rates else s
+            for s in (self.origin.settings, self.settings)
+        ]
+        return problem, self.origin.again(own, settings[0]).at(self.at), settings[1]
 
-    def _whole(self, state, drawn, clients, rates=None):
+    def _whole(self, state, drawn, clients, given=None):
         self.traces += 1
-        broadcasts = self._begin(state, drawn, rates)
-        carry, reports = self._sum(broadcasts, clients, state.aggregation, rates)
-        return self._finish(state, drawn, broadcasts, carry, [reports], rates)
+        broadcasts = self._begin(state, drawn, given)
+        carry, reports = self._sum(broadcasts, clients, state.aggregation, given)
+        return self._finish(state, drawn, broadcasts, carry, [reports], given)
 
-    def jaxpr(self, state, piece: Any, rates):
+    def jaxpr(self, state, piece: Any, given: Given):
         """The operations of a round, from a state's shapes and a piece of its data."""
-        arguments = state, piece.drawn, piece.clients, rates
+        arguments = state, piece.drawn, piece.clients, given
         if not piece.last:  # `whole` never runs
             before = self.traces
             jaxpr = jax.make_jaxpr(self._whole)(*arguments)
@@ -149,19 +165,19 @@ class Round:
             state = jax.tree.map(lambda a: shape(a.shape, a.dtype, sharding=everywhere), state)
         return self.whole.trace(state, *arguments[1:]).jaxpr
 
-    def _begin(self, state, drawn, rates=None):
+    def _begin(self, state, drawn, given=None):
         with self._shared():
-            return self._built(rates)[0].broadcast(state.algorithm, self._told(drawn))
+            return self._built(given)[1].broadcast(state.algorithm, self._told(drawn))
 
-    def _accumulate(self, carry, broadcasts, clients, aggregation, rates=None):
+    def _accumulate(self, carry, broadcasts, clients, aggregation, given=None):
         """Adds a chunk of the cohort to the sums; also returns the reports of its clients."""
         self.traces += 1
-        more, reports = self._sum(broadcasts, clients, aggregation, rates)
+        more, reports = self._sum(broadcasts, clients, aggregation, given)
         return add(carry, more), reports
 
-    def _finish(self, state, drawn, broadcasts, carry, reports, rates=None):
+    def _finish(self, state, drawn, broadcasts, carry, reports, given=None):
         """`reports` has, per chunk and population, the reports of the clients."""
-        algorithm, _ = self._built(rates)
+        _, algorithm, _ = self._built(given)
         with self._shared():
             central = algorithm.central(state.algorithm, self._told(drawn))
         after, info = algorithm.update(state.algorithm, broadcasts, carry.sums, central)
@@ -183,9 +199,9 @@ class Round:
     def _told(self, drawn):
         return [d and d._replace(after_chunk=self.long) for d in drawn]
 
-    def empty(self, broadcasts, clients, aggregation, rates=None) -> Carry:
+    def empty(self, broadcasts, clients, aggregation, given=None) -> Carry:
         if self.shapes is None:
-            self.shapes = self.of_sums(broadcasts, clients, aggregation, rates)
+            self.shapes = self.of_sums(broadcasts, clients, aggregation, given)
         return self.place(jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), self.shapes))
 
     def of_sums(self, *arguments) -> Any:
@@ -212,28 +228,28 @@ class Round:
             lambda part: jax.make_array_from_process_local_data(sharding, part), tree
         )
 
-    def _sum(self, broadcasts, clients, aggregation, rates=None) -> tuple[Carry, tuple]:
+    def _sum(self, broadcasts, clients, aggregation, given=None) -> tuple[Carry, tuple]:
         """Sums over the cohort (or a chunk of it) of every population, and its clients' reports."""
         if self.mesh is not None and clients:
 
-            def shard(broadcasts, clients, aggregation, rates):
-                carry, reports = self._sum_all(broadcasts, clients, aggregation, rates)
+            def shard(broadcasts, clients, aggregation, given):
+                carry, reports = self._sum_all(broadcasts, clients, aggregation, given)
                 return jax.lax.psum(carry, AXIS), reports
 
             return jax.shard_map(
                 shard, mesh=self.mesh, in_specs=(P(), P(AXIS), P(), P()), out_specs=P(),
                 check_vma=False,
-            )(broadcasts, clients, aggregation, rates)  # fmt: skip
-        return self._sum_all(broadcasts, clients, aggregation, rates)
+            )(broadcasts, clients, aggregation, given)  # fmt: skip
+        return self._sum_all(broadcasts, clients, aggregation, given)
 
-    def _sum_all(self, broadcasts, clients, aggregation, rates) -> tuple[Carry, tuple]:
+    def _sum_all(self, broadcasts, clients, aggregation, given) -> tuple[Carry, tuple]:
         if not clients:
             return Carry((), jnp.int32(0), {}), ()
-        built = self._built(rates)
+        problem, algorithm, s = self._built(given)
         summed = [
-            self._summed(*built, *of_population)
+            self._summed(algorithm, s, *of_population)
             for of_population in zip(
-                self.problem.populations, broadcasts, clients, aggregation, strict=True
+                problem.populations, broadcasts, clients, aggregation, strict=True
             )
         ]
         rejected = sum(s.rejected for s in summed)

@@ -4,7 +4,6 @@ import functools
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -17,9 +16,10 @@ from mixfl.engine.base import Progress, RoundBytes, RoundResult
 from mixfl.engine.counting import ByteCounter
 from mixfl.engine.exactness import check_marks
 from mixfl.engine.feeding import Feeder, Prefetch
+from mixfl.engine.long_round import LongRound
 from mixfl.engine.loops import slow_in_loops, unknown_operators
 from mixfl.engine.programs import shared_round
-from mixfl.engine.round import Round, State
+from mixfl.engine.round import Given, Round, State
 from mixfl.errors import MixflError
 from mixfl.forms.products import products_in
 from mixfl.problem import Params, Problem
@@ -28,28 +28,8 @@ from mixfl.trees import tree_bytes
 
 LONG_ROUND = 32  # a round with this many chunks of central batches reports its progress
 LARGE_STATE = 32 << 20  # bytes, above which only one round at a time has memory
+LARGE_CONSTANTS = 16 << 20  # bytes
 PAUSE = 0.002  # seconds
-
-
-@dataclass
-class LongRound:
-    """How far a long round is."""
-
-    round: int
-    chunks: int = 0  # of batches at the server
-    clients: int = 0
-    chunks_done: int = 0
-    clients_done: int = 0
-
-    def progress(self) -> Progress:
-        shares, words = [], []
-        if self.clients:
-            shares.append(self.clients_done / self.clients)
-            words.append(f"{self.clients_done} of {self.clients} clients")
-        if self.chunks:
-            shares.append(self.chunks_done / self.chunks)
-            words.append(f"{self.chunks_done} of {self.chunks} batches at the server")
-        return Progress(self.round, sum(shares) / len(shares), ", ".join(words))
 
 
 class Simulator:
@@ -66,6 +46,7 @@ class Simulator:
         self.forms = choose_forms(problem, x, algorithm, s, self.aggregation)
         self.host = False  # do the loops run on the host?
         self.not_timed = ""  # why that was not found out
+        self.constants = 0  # bytes of a round's constants, as far as known
         self._on_devices(choose_devices(problem, x, algorithm, s, self.forms, self.platform))
         self.feeder.check_draws(self.at(0))
         check_marks(self.at(0), self.feeder, lambda: problem.init(jax.random.key(s.seed)))
@@ -77,6 +58,7 @@ class Simulator:
 
     def _on_devices(self, count: int) -> None:
         self.devices = count
+        self.frozen: list[Any] | None = None  # the frozen arrays, on these devices
         own = (jax.process_index(), jax.process_count())
         self.feeder = Feeder(
             self.problem, self.s, count, self.forms, own, keys=self.aggregation.random
@@ -94,6 +76,7 @@ class Simulator:
             except Exception:  # the preflight or the run says what is wrong
                 return unknown
             unknown = unknown_operators(jaxpr)
+            self.constants = tree_bytes(jaxpr.consts)
             try:
                 host = bool(unknown) and slow_in_loops(jaxpr, self.devices)
             except Exception as error:
@@ -105,8 +88,8 @@ class Simulator:
 
     def _jaxpr(self):
         piece = next(self.feeder.pieces(self.at(0), 0))
-        rates = {} if (program := self.program(self.at(0))).constant else self.rates()
-        return program.jaxpr(self.shapes(), piece, rates)
+        program = self.program(self.at(0))
+        return program.jaxpr(self.shapes(), piece, self.given(program))
 
     def init(self) -> Any:
         """The state before the first round; the model comes from the seed."""
@@ -158,6 +141,11 @@ class Simulator:
                 f"{', '.join(sorted(self.unknown))}: {self.not_timed}. If rounds are slow, try "
                 "loops = host"
             )
+        if self.constants >= LARGE_CONSTANTS:
+            yield (
+                f"losses close over {self.constants >> 20} MB of arrays: as constants of the "
+                "program, these are in memory several times. Give them as Problem(frozen=...)"
+            )
         layers = {name for weights in self.forms.low_rank.values() for name in weights}
         if layers:
             yield f"low-rank steps at the clients, exact and faster: {', '.join(sorted(layers))}"
@@ -186,6 +174,12 @@ class Simulator:
                 "replaced after it was built. Make an algorithm of it (@algorithm)."
             )
         return origin.rates(round) if origin else {}
+
+    def given(self, program: Round, round: int = 0) -> Given:
+        """What its programs take besides the state and the data."""
+        if self.frozen is None:
+            self.frozen = program.place(self.problem.frozen_arrays())
+        return Given({} if program.constant else self.rates(round), self.frozen)
 
     def long(self, algorithm: Algorithm) -> int:
         """How many chunks the server computes in a round, if it is long; otherwise 0. Also 0
@@ -238,7 +232,7 @@ class Simulator:
     def _round(self, t: int, state, pieces):
         algorithm = self.at(t)
         program = self.program(algorithm, t)
-        run = functools.partial(program.run, rates=self.rates(t))
+        run = functools.partial(program.run, given=self.given(program, t))
         piece = self._next(pieces, program)
         drawn = piece.drawn
         long = LongRound(piece.round, self.long(algorithm))

@@ -36,6 +36,13 @@ class InProducts:
     def takes_key(self) -> bool:
         return takes_key(self.loss)
 
+    @property
+    def frozen(self):
+        return getattr(self.loss, "frozen", None)
+
+    def with_frozen(self, arrays) -> "InProducts":
+        return InProducts(self.loss.with_frozen(arrays))  # type: ignore[attr-defined]
+
     def __call__(self, *args):
         closed, shape = jax.make_jaxpr(self.loss, return_shape=True)(*args)
         results = evaluated(closed, jax.tree.leaves(args), REPLACE)

@@ -6,6 +6,7 @@ only fix the loss.
 """
 
 import dataclasses
+import functools
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -21,7 +22,7 @@ from mixfl.engine.preflight import attempt, check_loss, check_purity, check_rows
 from mixfl.engine.purity import ImpureLoss
 from mixfl.engine.simulator import check_params
 from mixfl.errors import MixflError
-from mixfl.problem import Central, Problem, Term
+from mixfl.problem import Central, Problem, Term, frozen_arrays, with_arrays
 from mixfl.randomness import takes_key, trial_batch
 from mixfl.settings import Settings
 
@@ -113,7 +114,9 @@ def check_term(term: Term, x, near, s: Settings) -> Iterator[Finding]:
     n = min(len(term.examples), BATCH)
     rows = np.random.default_rng(s.seed).choice(len(term.examples), n, replace=False)
     data = trial_batch(term, rows)
-    grad = jax.jit(lambda x, batch: gradient(term, x, batch))
+    frozen = frozen_arrays(term)
+    of = jax.jit(lambda frozen, x, batch: gradient(with_arrays(term, frozen), x, batch))
+    grad = functools.partial(of, frozen)
     whole = Batches(data, np.ones(n, np.float32))
     both = attempt(f"the loss of term {name}", lambda: (grad(x, whole), grad(near, whole)))
     finding = min((_finite(name, loss, g) for loss, g in both), key=lambda f: f.good)
@@ -178,7 +181,9 @@ def _padding(term, x, s, data, n) -> Finding:
     wide = {k: np.stack([np.concatenate([a, a[:1].repeat(n, 0)])] * 2) for k, a in data.items()}
     mask = np.zeros((2, 2 * n), np.float32)
     mask[0, :n] = 1
-    update = jax.jit(lambda feed: client_update(term, s, Broadcast(x), feed))
+    frozen = frozen_arrays(term)
+    of = jax.jit(lambda frozen, f: client_update(with_arrays(term, frozen), s, Broadcast(x), f))
+    update = functools.partial(of, frozen)
     off = relative(update(plain).own, update(ClientFeed(Batches(wide, mask))).own)
     return Finding(off < TOLERANCE, f"'{term.name}': padding changes nothing", _deviation(off))
 

@@ -5,6 +5,7 @@ a forward mode. Vectors are flat.
 """
 
 import copy
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -54,7 +55,7 @@ class Curvature:
     """The terms of a problem on a sample: the batches that `simulator` reads for a round."""
 
     def __init__(self, problem: Problem, simulator: Simulator, round: int):
-        self.problem, self.simulator = problem, simulator
+        self.problem, self.simulator, self.frozen = problem, simulator, problem.frozen_arrays()
         shapes = jax.eval_shape(problem.init, jax.random.key(0))
         _, self.unravel = ravel_pytree(jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), shapes))
         self._losses = jax.jit(self._losses_of)
@@ -96,16 +97,18 @@ class Curvature:
             return term.weight * term.loss(x)
         return term.weight * jnp.sum(weights * jnp.where(weights > 0, term.loss(x, data), 0))
 
-    def _losses_of(self, x, samples):
+    def _losses_of(self, x, samples, frozen):
         """[terms]"""
+        terms = self.problem.with_frozen(frozen).terms
         return jnp.stack([
             jnp.sum(jax.lax.map(lambda c, t=t: self._loss_of(t, x, *c), tuple(s)))
             if s.data is not None else self._loss_of(t, x, None, None)
-            for t, s in zip(self.problem.terms, samples, strict=True)
+            for t, s in zip(terms, samples, strict=True)
         ])  # fmt: skip
 
-    def _products_of(self, x, v, samples, terms):
+    def _products_of(self, x, v, samples, frozen, terms):
         """[terms, parameters]: gradients if v is None, otherwise H_j v."""
+        every = self.problem.with_frozen(frozen).terms
 
         def of(term, data, weights):
             grad = jax.grad(lambda x: self._loss_of(term, x, data, weights))
@@ -117,19 +120,19 @@ class Curvature:
             add = lambda sum, c: (sum + of(term, *c), None)  # noqa: E731
             return jax.lax.scan(add, jnp.zeros_like(x), tuple(s))[0]
 
-        return jnp.stack([total(self.problem.terms[j], samples[j]) for j in terms])
+        return jnp.stack([total(every[j], samples[j]) for j in terms])
 
     def flat(self, x: Params) -> jax.Array:
         return ravel_pytree(x)[0]
 
     def losses(self, x) -> np.ndarray:
-        return np.asarray(self._losses(x, self.samples), np.float64)
+        return np.asarray(self._losses(x, self.samples, self.frozen), np.float64)
 
     def gradients(self, x) -> jax.Array:
-        return self._products(x, None, self.samples, terms=self._all)
+        return self._products(x, None, self.samples, self.frozen, terms=self._all)
 
     def products(self, x, v) -> jax.Array:
-        return self._products(x, v, self.samples, terms=self._all)
+        return self._products(x, v, self.samples, self.frozen, terms=self._all)
 
     @property
     def _all(self) -> tuple[int, ...]:
@@ -140,7 +143,10 @@ class Curvature:
         start = jax.random.normal(jax.random.key(seed), x.shape)
 
         def largest(terms: tuple[int, ...]) -> float:
-            return lanczos(lambda v: self._products(x, v, self.samples, terms=terms).sum(0), start)
+            product = functools.partial(
+                self._products, samples=self.samples, frozen=self.frozen, terms=terms
+            )
+            return lanczos(lambda v: product(x, v).sum(0), start)
 
         return np.array([*(largest((j,)) for j in self._all), largest(self._all)])
 

@@ -12,6 +12,7 @@ paper's Assumption 1, however few examples they hold.
 """
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -19,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mixfl.algorithms.contract import Algorithm, Batches, Draw, Feed
+from mixfl.algorithms.origin import Origin
 from mixfl.algorithms.steps import (
     add,
     central_batch,
@@ -181,7 +183,11 @@ class Gradients:
             clip="off",
             aggregation="mean",
         )
-        self.algorithm = gradients(problem, s, batches, divided_by)
+        make = functools.partial(gradients, batches=batches, divided_by=divided_by)
+        self.algorithm = make(problem, s)
+        if problem.all_frozen:  # they are arguments of programs that build the algorithm
+            origin = Origin(make, problem, s, self.algorithm[:-1])
+            self.algorithm = self.algorithm._replace(origin=origin)
         self.simulator = Simulator(problem, self.algorithm, s)
         self.aggregation = tuple(() for _ in problem.populations)  # none: only sums are formed
 

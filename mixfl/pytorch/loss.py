@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from mixfl.engine.purity import ImpureLoss
+from mixfl.frozen import Frozen
 from mixfl.pytorch import callbacks
 from mixfl.pytorch.trial import Verdict, failed, tried
 
@@ -24,6 +25,7 @@ class Loss(callbacks.InPyTorch):
         self.model, self.function = model, function
         self.term: Any = None
         self.compile = True
+        self.given: Any = None  # in place of the model's frozen arrays
         self.verdicts: dict[Any, Verdict] = {}  # by the kind of batch
         self.lock = threading.Lock()
 
@@ -46,10 +48,25 @@ class Loss(callbacks.InPyTorch):
             raise ImpureLoss(f"{self.name} {verdict.refused}")
         if verdict.compiled is not None:
             try:
-                return verdict.compiled(params, verdict.frozen, *batch)
+                return verdict.compiled(params, self._frozen(), *batch)
             except Exception as error:  # in this shape of a batch
                 self.verdicts[kind] = failed(error)
         return callbacks.losses(self, params, *batch)
+
+    @property
+    def frozen(self) -> Frozen | None:
+        return self.model.frozen_arrays
+
+    def with_frozen(self, arrays: Any) -> "Loss":
+        """The same loss with other arrays of these shapes."""
+        bound = copy.copy(self)
+        bound.given = arrays
+        return bound
+
+    def _frozen(self) -> Any:
+        if self.given is not None or self.frozen is None:
+            return self.given or {}
+        return self.frozen.arrays
 
     @property
     def name(self) -> str:

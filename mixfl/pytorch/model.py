@@ -12,7 +12,9 @@ import jax
 import torch
 
 from mixfl.errors import MixflError
+from mixfl.frozen import Frozen
 from mixfl.pytorch.callbacks import called
+from mixfl.pytorch.compiled import frozen_arrays
 from mixfl.pytorch.loss import Loss
 from mixfl.pytorch.tensors import tensor, to_numpy
 
@@ -45,6 +47,8 @@ class Model:
             n: jax.ShapeDtypeStruct(tuple(p.shape), to_numpy(p).dtype) for n, p in _trained(module)
         }
         self.frozen: dict[str, torch.Tensor] = {n: t.detach() for n, t in _frozen(module)}
+        # The same as arrays, for compiled losses and to compare them between server and nodes.
+        self.frozen_arrays = Frozen(lambda: frozen_arrays(self)) if self.frozen else None
 
     def init(self, key: jax.Array) -> dict[str, jax.Array]:
         """The trained parameters that `make` makes from a seed."""

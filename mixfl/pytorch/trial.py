@@ -32,7 +32,6 @@ UNKNOWN_WHEN_COMPILED = (
 
 class Verdict(NamedTuple):
     compiled: Callable | None = None  # of parameters, frozen arrays and a batch
-    frozen: Any = None
     note: str = ""  # why it is not compiled
     refused: str = ""  # why it can't be used
 
@@ -129,9 +128,10 @@ def _check_result(name: str, losses: Any, batch: tuple) -> None:
 def _compared(loss, params, weights, batch, expected) -> Verdict:
     """Compiled, if that gives what PyTorch gave."""
     try:
-        from mixfl.pytorch.compiled import compiled, frozen_arrays
+        from mixfl.pytorch.compiled import compiled
 
-        function, frozen = compiled(loss.model, loss.function), frozen_arrays(loss.model)
+        function, held = compiled(loss.model, loss.function), loss.model.frozen_arrays
+        frozen = held.arrays if held else {}
 
         def both(params, frozen, *batch):
             losses, back = jax.vjp(lambda p: function(p, frozen, *batch), params)
@@ -145,7 +145,7 @@ def _compared(loss, params, weights, batch, expected) -> Verdict:
     off = max(_off([found[0]], [expected[0]]), _off(*slopes))
     if not off <= TOLERANCE:
         return Verdict(note=f"compiled by torchax, its values or gradients are off by {off:.0e}")
-    return Verdict(function, frozen)
+    return Verdict(function)
 
 
 def _off(found: list, expected: list[np.ndarray]) -> float:

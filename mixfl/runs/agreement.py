@@ -26,6 +26,8 @@ def check_alike(problem: Problem, config: dict[str, Any]) -> None:
         own[f"the clients of '{term.name}'"] = zlib.crc32(
             np.asarray(term.clients.offsets).tobytes()
         )
+    if digest := problem.frozen_digest():
+        own["the frozen arrays"] = digest
     with processes.Together():
         expected, *others = processes.gather(own)
         for i, other in enumerate(others, 1):

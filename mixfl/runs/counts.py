@@ -13,7 +13,7 @@ def too_many(skipped: int, rounds: int) -> bool:
 
 COUNTED = (
     "clients/rejected", "clients/clipped", "clients/asked", "clients/accepted", "clients/surplus",
-    "replies/duplicate", "replies/unknown", "rounds/failed",
+    "replies/duplicate", "replies/unknown", "rounds/failed", "comm/frozen_bytes",
 )  # fmt: skip
 
 

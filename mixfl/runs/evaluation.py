@@ -2,7 +2,7 @@
 
 import math
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -10,6 +10,7 @@ import jax
 
 from mixfl.engine.preflight import attempt
 from mixfl.errors import MixflError
+from mixfl.losses import takes
 from mixfl.problem import Params, Problem
 from mixfl.runs.first import only_first
 
@@ -63,11 +64,16 @@ def evaluated(problem: Problem, x: Params) -> Metrics:
     for prefix, (name, judge) in judges.items():
         if judge is None:
             continue
-        values = attempt(name, partial(judge, x))
+        values = attempt(name, partial(judge, x, **_more(problem, judge)))
         if not isinstance(values, Mapping):
             raise MixflError(f"{name} returned {values!r}: expected a dict of numbers.")
         metrics |= {f"{prefix}/{key}": number(value, key) for key, value in values.items()}
     return metrics
+
+
+def _more(problem: Problem, judge: Callable) -> dict[str, Any]:
+    """What it takes besides the parameters."""
+    return {"frozen": problem.frozen.arrays} if problem.frozen and takes(judge).frozen else {}
 
 
 def number(value: Any, key: str) -> float | None:

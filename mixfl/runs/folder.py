@@ -72,6 +72,7 @@ class RunFolder:
         copies: Mapping[str, str] = MappingProxyType({}),
     ):  # fmt: skip
         self.path, self.files, self.copies = path, files, copies
+        self.frozen = ""  # the digest of the frozen arrays
         try:
             self._claim(config, resume)
         except OSError as error:
@@ -172,7 +173,7 @@ class RunFolder:
             raise
 
     def save_model(self, params: Any) -> None:
-        write_whole(self.path / "model.safetensors", model_bytes(params))
+        write_whole(self.path / "model.safetensors", model_bytes(params, self.frozen))
 
     def close(self) -> None:
         self.lock.close()

@@ -9,8 +9,9 @@ import numpy as np
 from mixfl.errors import MixflError
 
 
-def model_bytes(params: Any) -> bytes:
-    """safetensors with names like hidden/w; its metadata has their paths in the pytree."""
+def model_bytes(params: Any, frozen: str = "") -> bytes:
+    """safetensors with names like hidden/w; its metadata has their paths in the pytree, and the
+    digest of the frozen arrays that the model was trained with, if there are any."""
     import jax
     from safetensors.numpy import save
 
@@ -18,7 +19,20 @@ def model_bytes(params: Any) -> bytes:
     leaves = [np.asarray(leaf, order="C") for leaf in jax.tree.leaves(params)]
     arrays = dict(zip(paths, leaves, strict=True))
     # Only one entry: safetensors writes several in a changing order, which changes the bytes.
+    if frozen:
+        return save(arrays, metadata={"mixfl": json.dumps({"paths": paths, "frozen": frozen})})
     return save(arrays, metadata={"paths": json.dumps(paths)})
+
+
+def trained_with(path: Path) -> str:
+    """The digest of the frozen arrays that a model was trained with; empty if there were none."""
+    from safetensors import safe_open
+
+    try:
+        with safe_open(path, framework="numpy") as file:
+            return json.loads((file.metadata() or {}).get("mixfl", "{}")).get("frozen", "")
+    except Exception:  # `load_model` says what is wrong with it
+        return ""
 
 
 def load_model(path: Path, like: Any = None) -> Any:
@@ -31,7 +45,9 @@ def load_model(path: Path, like: Any = None) -> Any:
     try:
         with safe_open(path, framework="numpy") as file:
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            paths = json.loads((file.metadata() or {}).get("paths", "{}"))
+            metadata = file.metadata() or {}
+            paths = json.loads(metadata.get("mixfl", "{}")).get("paths")
+            paths = paths or json.loads(metadata.get("paths", "{}"))
         if like is None:
             return nested({name: paths.get(name, [name]) for name in arrays}, arrays)
     except Exception as error:  # whatever a damaged file makes safetensors and json raise

@@ -40,8 +40,14 @@ def check(
     """
     now: dict[str, Any] = {"round": start, "data": data(problem), **surroundings()}
     now |= {"algorithm": algorithm} if algorithm else {}
+    now |= {"frozen": digest} if (digest := problem.frozen_digest()) else {}
     entries = _read(folder / FILE)
     before = entries[-1] if entries else now
+    if start and before.get("frozen", now.get("frozen")) != now.get("frozen"):
+        raise MixflError(
+            f"the frozen arrays are not those that {folder} was made with up to round {start}: "
+            "restore them, or choose another --out."
+        )
     other = _differences(before.get("algorithm", algorithm), algorithm)
     if other and start:
         raise MixflError(

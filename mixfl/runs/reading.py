@@ -7,7 +7,7 @@ from typing import Any
 
 from mixfl.errors import MixflError
 from mixfl.format_versions import RUN_FOLDER, check_format
-from mixfl.runs.model_file import load_model
+from mixfl.runs.model_file import load_model, trained_with
 from mixfl.tasks import read_toml
 
 
@@ -20,6 +20,7 @@ class Run:
     metrics: list[dict[str, Any]]
     params: Any  # None while the run has not finished
     status: str
+    frozen: str = ""  # the digest of the frozen arrays that the model was trained with
 
 
 def load(path: str | Path, like: Any = None, best: bool = False) -> Run:
@@ -37,7 +38,8 @@ def load(path: str | Path, like: Any = None, best: bool = False) -> Run:
     else:
         params = load_model(model, like) if model.exists() else None
     status = read_status(path).get("status", "unknown")
-    return Run(path, config, read_metrics(path), params, status)
+    frozen = trained_with(model) if model.exists() else ""
+    return Run(path, config, read_metrics(path), params, status, frozen)
 
 
 def read_run_config(path: Path) -> dict[str, Any]:

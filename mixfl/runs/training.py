@@ -183,6 +183,7 @@ def _restored(
                 outputs.sinks.note, source(plan.recipe),
             )  # fmt: skip
             round, state, record = restore(state)
+            outputs.folder.frozen = plan.problem.frozen_digest()
             stack.callback(outputs.checkpoints.close)
         return round, record.rows, dict(record.counts), record.done, record.ended
 

@@ -40,7 +40,7 @@ def simulator(algorithm: str, **more) -> Simulator:
 def allocated(sim: Simulator) -> int:
     """By XLA, on one device."""
     piece = next(sim.feeder.pieces(sim.at(0), 0))
-    given = sim.shapes(), piece.drawn, piece.clients, sim.rates()
+    given = sim.shapes(), piece.drawn, piece.clients, sim.given(sim.program(sim.at(0)))
     m = sim.program(sim.at(0)).whole.lower(*given).compile().memory_analysis()
     return (
         m.argument_size_in_bytes + m.output_size_in_bytes - m.alias_size_in_bytes

@@ -94,7 +94,12 @@ def lower(simulator, t=0):
     algorithm = simulator.at(t)
     piece = next(iter(simulator.feeder.pieces(algorithm, t)))
     export = jax.export.export(simulator.program(algorithm, t).whole, platforms=["cuda", "tpu"])
-    return export(simulator.shapes(), piece.drawn, piece.clients, simulator.rates())
+    return export(
+        simulator.shapes(),
+        piece.drawn,
+        piece.clients,
+        simulator.given(simulator.program(algorithm, t)),
+    )
 
 
 @pytest.mark.numbers

@@ -122,6 +122,6 @@ def test_the_clients_steps_are_in_the_program_once():
     simulator = Simulator(p, ALGORITHMS["fedavg"].build(p, s), s)
     piece = next(iter(simulator.feeder.pieces(simulator.algorithm, 0)))
     program = simulator.program(simulator.algorithm)
-    arguments = (simulator.init(), piece.drawn, piece.clients, simulator.rates())
+    arguments = (simulator.init(), piece.drawn, piece.clients, simulator.given(program))
     text = program.whole.lower(*arguments).as_text()
     assert text.count("tan ") + text.count("tan(") == 1

@@ -15,7 +15,7 @@ def pages(name: str, *kinds: str) -> dict[str, str]:
     return dict(zip(kinds, found, strict=True))
 
 
-PAGES = pages("models.md", "pytorch", "flax", "equinox")
+PAGES = pages("models.md", "pytorch", "flax", "equinox", "frozen")
 RANDOM = pages("randomness.md", "images", "flax", "equinox")
 
 

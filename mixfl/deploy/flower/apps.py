@@ -41,10 +41,13 @@ def server_app(problem: ProblemLike, callbacks: Iterable[Any] = ()) -> ServerApp
 def answer(problem: ProblemLike, kind: str, content: RecordDict, context: Context) -> RecordDict:
     """A node's answer to a message of the kind `query` or `train`, computed in this process."""
     prepare()
+    from mixfl.deploy.flower import frozen, messages
     from mixfl.deploy.flower.client import client_of
 
     node = {**context.node_config, "node-id": context.node_id}
-    client = client_of(load(problem), context.run_config, node)
+    client = client_of(load(problem), context.run_config, node, content)
+    if client is None:  # it is sent the frozen arrays when it is asked who it is
+        return frozen.LACKS if kind == "query" else messages.STALE
     return client.hello() if kind == "query" else client.train(content)
 
 

@@ -15,7 +15,7 @@ from mixfl.aggregation.wire import Sent, sent
 from mixfl.algorithms.contract import Batches, ClientFeed, Drawn, Recipe
 from mixfl.algorithms.marks import known_marks, marked_by_user, uses_own_loss_only
 from mixfl.algorithms.origin import with_rates
-from mixfl.deploy.flower import messages
+from mixfl.deploy.flower import frozen, messages
 from mixfl.deploy.flower.config import chosen
 from mixfl.deploy.flower.no_loss import NoLoss
 from mixfl.deploy.flower.simulated import load, number, population
@@ -43,6 +43,7 @@ class Client:
         others = {t.name: _uncompiled(_without_data(t)) for t in problem.terms}
         terms = [self.term if t is elsewhere else others[t.name] for t in problem.terms]
         local = dataclasses.replace(problem, terms=terms)
+        self.frozen = local.frozen_digest()
         self.algorithm = recipe.build(local, s)
         self.extra = functools.partial(self._extra, recipe, local)
         self.scheduled = self.algorithm.origin.scheduled(0)  # type: ignore[union-attr]
@@ -56,9 +57,9 @@ class Client:
         self.columns, self.rows = self._own_rows()
         self.program = self._in_pytorch()
         if self.program is None:
-            fast, self.algorithm = in_fast_form(local, self.x, self.algorithm, s)
-            self.term = fast.populations[self.population]
-            self.program = jax.jit(self._train)
+            self.local, self.algorithm = in_fast_form(local, self.x, self.algorithm, s)
+            self.term = self.local.populations[self.population]
+            self.program = functools.partial(jax.jit(self._train), local.frozen_arrays())
 
     def _own_rows(self) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
         """Its columns, with positions among its own table rows, and these rows."""
@@ -78,7 +79,7 @@ class Client:
         check_purity(self.term, self.x, self.init)
         if self.tables:
             check_rows(self.term, self.init())
-        return messages.hello(self.term.name, self.number, self.rows)
+        return messages.hello(self.term.name, self.number, self.rows, self.frozen)
 
     def train(self, content: RecordDict) -> RecordDict:
         """Its part of a round."""
@@ -91,6 +92,8 @@ class Client:
             raise MixflError(f"the server's message is not of this problem: {rejected}.") from None
         if task is None:
             return messages.STALE
+        if frozen.digest_in(content) != self.frozen:
+            raise MixflError(frozen.OTHERS)
         feed = self.feed(task.round)
         return messages.upload(self.program(task.broadcast, feed, task.told, task.rates))
 
@@ -126,10 +129,12 @@ class Client:
 
         return jax.eval_shape(extra)
 
-    def _train(self, broadcast, feed, told, rates) -> Sent:
-        algorithm = with_rates(self.algorithm, rates)
-        summand = alone(algorithm, self.forms, self.term, broadcast, feed)
-        return self._encoded(summand, feed, told)
+    def _train(self, arrays, broadcast, feed, told, rates) -> Sent:
+        """`arrays` are the frozen ones."""
+        algorithm = with_rates(self.algorithm, rates, arrays)
+        local = self.local.with_frozen(arrays) if arrays else self.local
+        term = local.populations[self.population]
+        return self._encoded(alone(algorithm, self.forms, term, broadcast, feed), feed, told)
 
     def _encoded(self, summand, feed, told) -> Sent:
         code, _ = self.aggregation.encode(told, summand, feed.key)
@@ -171,11 +176,18 @@ def _without_data(term):
 _clients: dict[int, tuple[Problem, dict, Client]] = {}  # by node
 
 
-def client_of(problem: Problem, run_config: Mapping[str, Any], node: Mapping[str, Any]) -> Client:
-    """The client of a node. Within a process, later calls return the same one."""
-    place, given = node["node-id"], {**run_config, "node": dict(node)}
+def client_of(
+    problem: Problem, run_config: Mapping[str, Any], node: Mapping[str, Any], content: RecordDict
+) -> Client | None:
+    """The client of a node, for a message to it; None if it lacks the frozen arrays. Within a
+    process, later calls return the same one."""
+    place = node["node-id"]
+    given = {**run_config, "node": dict(node), "frozen": frozen.digest_in(content)}
     kept = _clients.get(place)
     if kept is None or kept[0] is not problem or kept[1] != given:
         _clients.pop(place, None)  # before another one takes its memory
-        _clients[place] = kept = (problem, given, Client(problem, run_config, node))
+        complete = frozen.at_node(problem, content)
+        if complete is None:
+            return None
+        _clients[place] = kept = (problem, given, Client(complete, run_config, node))
     return kept[2]

@@ -9,6 +9,7 @@ other clients. Summands are added up in the order of the cohort, not in the orde
 round has the same bits each time.
 """
 
+import functools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -225,14 +226,15 @@ class DeployedEngine:
             summed = compared(self.s, at_server, every, None, own)
             return summed._replace(reports=of_all(summed.reports))
 
-        def built(rates) -> Algorithm:
-            return with_rates(self.algorithm, rates).at(round) if rates else algorithm
+        def built(rates, frozen=()) -> Algorithm:
+            new = with_rates(self.algorithm, rates, frozen)
+            return algorithm if new is self.algorithm else new.at(round)
 
-        def broadcast(state, drawn, rates):
-            return built(rates).broadcast(state, drawn)
+        def broadcast(frozen, state, drawn, rates):
+            return built(rates, frozen).broadcast(state, drawn)
 
-        def central(state, drawn, rates):
-            return built(rates).central(state, drawn)
+        def central(frozen, state, drawn, rates):
+            return built(rates, frozen).central(state, drawn)
 
         def update(state, broadcasts, sums, central, rates):
             state, info = built(rates).update(state, broadcasts, sums, central)
@@ -245,11 +247,13 @@ class DeployedEngine:
             return sent(code, x)
 
         told = self.aggregation.part(self.aggregation.told(self.aggregation.init()), True)
+        frozen = self.problem.frozen_arrays()
         self.programs[algorithm] = Programs(
-            jax.jit(broadcast),
+            functools.partial(jax.jit(broadcast), frozen),
             jax.jit(lambda states: tuple(map(self.aggregation.told, states))),
             jax.jit(report, static_argnums=0), jax.jit(add, static_argnums=0),
-            jax.jit(several, static_argnums=0), jax.jit(central), jax.jit(update),
+            jax.jit(several, static_argnums=0), functools.partial(jax.jit(central), frozen),
+            jax.jit(update),
             summands, [jax.eval_shape(code, summand, told) for summand in summands],
         )  # fmt: skip
         return self.programs[algorithm]

@@ -15,11 +15,10 @@ from mixfl.deploy.flower.messages import (
     Rejected,
     cut_shapes,
     parsed_upload,
-    sent_bytes,
     task,
 )
 from mixfl.deploy.flower.nodes import Node, Nodes
-from mixfl.deploy.flower.replies import content, pause
+from mixfl.deploy.flower.replies import content, pause, sent_bytes
 from mixfl.deploy.flower.reply_limits import upload_bounds
 from mixfl.engine.base import RoundBytes
 from mixfl.forms.rows import Table
@@ -58,9 +57,10 @@ class Exchange:
         for j, nodes in enumerate(self.cohorts):
             broadcast, told_j = jax.tree.map(np.asarray, (broadcasts[j], told[j]))
             shared = self.nodes.tables[self.name(j)] == {}
-            one = task(self.t, broadcast, {}, told_j, rates) if shared else None
+            name = self.nodes.frozen
+            one = task(self.t, broadcast, {}, told_j, rates, name) if shared else None
             for place, node in enumerate(nodes):
-                what = one or task(self.t, broadcast, node.rows, told_j, rates)
+                what = one or task(self.t, broadcast, node.rows, told_j, rates, name)
                 sent = Message(what, node.id, "train", ttl=ttl, group_id=str(self.t))
                 self.down += sent_bytes(sent)
                 message_id = self.nodes.link.push(sent, self.until)  # one at a time, to save memory
@@ -168,6 +168,7 @@ class Exchange:
         return {
             "clients/asked": sum(map(len, self.cohorts)), "clients/accepted": 0,
             "clients/rejected": 0, "clients/quarantined": self.nodes.quarantined, **self.count,
+            **self.nodes.frozen_bytes_sent(),
         }  # fmt: skip
 
     def bytes(self) -> RoundBytes:

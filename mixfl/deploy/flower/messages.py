@@ -14,11 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
-from flwr.supercore.inflatable.inflatable_object import (
-    get_all_nested_objects,
-    no_object_id_recompute,
-)
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
 from mixfl.aggregation.wire import Sent
 from mixfl.algorithms.contract import Broadcast
@@ -122,21 +118,28 @@ def config(content: RecordDict, kind: str, **types: type) -> list[Any]:
 # The first message: who a client is
 
 
-def hello(population: str, number: int, rows: Mapping[str, np.ndarray]) -> RecordDict:
-    """`rows` has, per table, the rows that its data names. It needs no others."""
+def hello(
+    population: str, number: int, rows: Mapping[str, np.ndarray], frozen: str = ""
+) -> RecordDict:
+    """`rows` has, per table, the rows that its data names. It needs no others. `frozen` is the
+    digest of its frozen arrays, if it has some."""
     who = ConfigRecord(
         {"population": population, "number": str(number), "version": VERSION}  # up to 64 bits
     )
+    if frozen:
+        who["frozen"] = frozen
     return RecordDict({"hello": who, "rows": ArrayRecord({n: array(a) for n, a in rows.items()})})
 
 
 @only_rejected
 def parsed_hello(
-    content: RecordDict, tables: Mapping[str, Mapping[str, Table]]
+    content: RecordDict, tables: Mapping[str, Mapping[str, Table]], frozen: str = ""
 ) -> tuple[str, int, dict[str, np.ndarray]]:
-    """`tables` has the tables of each population."""
+    """`tables` has the tables of each population, `frozen` is the digest of the server's arrays."""
     population, number = config(content, "hello", population=str, number=str)
     check_version(content["hello"])
+    if content["hello"].get("frozen", "") != frozen:
+        raise Rejected("frozen", "its frozen arrays are not the server's")
     if population not in tables:
         raise Rejected("malformed", "it is of no population of this problem")
     if not (number.isascii() and number.isdigit() and len(number) <= 20):
@@ -179,12 +182,14 @@ def cut_shapes(tree: Any, rows: Mapping[str, np.ndarray]) -> Any:
 
 def task(
     round: int, broadcast: Broadcast, rows: Mapping[str, np.ndarray], told: Any = (),
-    rates: Mapping[str, float] = NONE,
+    rates: Mapping[str, float] = NONE, frozen: ConfigRecord | None = None,
 ) -> RecordDict:  # fmt: skip
     """What a client gets in a round. `told` is for the aggregation steps at the client; `rates`
-    are those of the round, if they change from round to round."""
+    are those of the round, if they change from round to round; `frozen` names the frozen arrays."""
     head = ConfigRecord({"round": round, "rows": digest(rows), "version": VERSION})
     content = RecordDict({"train": head})
+    if frozen is not None:
+        content["frozen"] = frozen
     content["x"] = arrays(cut(broadcast.x, rows))
     if broadcast.aug is not None:
         content["aug"] = arrays(cut(broadcast.aug, rows))
@@ -288,9 +293,3 @@ def parsed_upload(content: RecordDict, like: Sent, s: Settings, most: float) -> 
             raise Rejected("too_large", "its change of the model is larger than max_update_norm")
     head = {"weight": weight, "steps": steps, "loss": loss}
     return like._replace(**trees, **{name: np.float32(v) for name, v in head.items()})
-
-
-def sent_bytes(message: Message) -> int:
-    """The bytes that are sent for a message: its own and those of all objects in it."""
-    with no_object_id_recompute():
-        return sum(len(part.deflate()) for part in get_all_nested_objects(message).values())

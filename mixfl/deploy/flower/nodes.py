@@ -14,12 +14,13 @@ from typing import NamedTuple
 import numpy as np
 from flwr.app import Message, RecordDict
 
+from mixfl.deploy.flower import frozen
 from mixfl.deploy.flower.config import Deployment
 from mixfl.deploy.flower.link import Link, Unreachable
 from mixfl.deploy.flower.members import Members, fingerprint
 from mixfl.deploy.flower.messages import Rejected, parsed_hello
 from mixfl.deploy.flower.quarantine import SEVERE
-from mixfl.deploy.flower.replies import Clock, content, pause
+from mixfl.deploy.flower.replies import Clock, content, pause, sent_bytes
 from mixfl.deploy.flower.reply_limits import hello_bounds
 from mixfl.engine.cohort import cohort
 from mixfl.errors import MixflError
@@ -59,6 +60,9 @@ class Nodes:
         self.first = max(s.cohort_size, d.min_clients)  # clients to wait for at the start
         self.begun = False
         self.quarantined = 0  # nodes left out when the last cohorts were drawn
+        self.frozen = frozen.name(problem)  # in every message to a node
+        self.delivered: set[int] = set()  # nodes that were sent the frozen arrays
+        self.frozen_bytes = 0  # sent since the last round
 
     def cohorts(self, round: int) -> list[list[Node]]:
         """The clients of a round, per population. With `cohorts = "seed"` and all clients
@@ -174,12 +178,30 @@ class Nodes:
             self.clock.sleep(seconds)
             seconds = min(2 * seconds, LONGEST_PAUSE)
 
-    def _ask(self, node: int, until: float) -> None:
+    def _ask(self, node: int, until: float, content: RecordDict | None = None) -> int:
+        """Returns the bytes that were sent."""
         ttl = self.d.round_deadline
-        query = Message(RecordDict(), node, "query", ttl=ttl, group_id="hello")
+        if content is None:
+            content = RecordDict({"frozen": self.frozen} if self.frozen else {})
+        query = Message(content, node, "query", ttl=ttl, group_id="hello")
         message = self.link.push(query, until)
         if message:
             self.asked[message] = (node, until)
+        return sent_bytes(query) if message else 0
+
+    def _deliver(self, node: int) -> None:
+        """Sends a node the frozen arrays. It then identifies itself."""
+        if node in self.delivered or not frozen.is_sent(self.problem):
+            self.delivered.discard(node)
+            raise Rejected("frozen", "it does not keep the frozen arrays that it is sent")
+        self.delivered.add(node)
+        until = self.clock.monotonic() + self.d.round_deadline
+        self.frozen_bytes += self._ask(node, until, frozen.delivery(self.problem))
+
+    def frozen_bytes_sent(self) -> dict[str, int]:
+        """To all nodes, since the last call."""
+        sent, self.frozen_bytes = self.frozen_bytes, 0
+        return {"comm/frozen_bytes": sent} if frozen.is_sent(self.problem) else {}
 
     def _silence(self, node: int, rejected: Rejected) -> None:
         """Asks the node again later, after a longer pause each time."""
@@ -199,7 +221,14 @@ class Nodes:
         forged = reply.has_content() and meta.src_node_id != node
         if meta.reply_to_message_id != message or message not in self.asked or forged:
             return
-        population, number, rows = parsed_hello(content(reply), self.tables)
+        answer = content(reply)
+        if "lacks" in answer:
+            self._deliver(node)
+            del self.asked[message]
+            return
+        digest = str(self.frozen["digest"]) if self.frozen else ""
+        population, number, rows = parsed_hello(answer, self.tables, digest)
+        self.delivered.discard(node)
         who = self.keys.get(node) or fingerprint(node, b"")
         self.members.check(who, population, number, self.keys.values())
         self.refused.pop(who, None)

@@ -1,9 +1,14 @@
-"""Reading a reply's content, or why it has none; how often to check for replies."""
+"""Reading a reply's content, or why it has none; how often to check for replies; the bytes of a
+message."""
 
 from typing import Protocol
 
 from flwr.app import Message, RecordDict
 from flwr.common.constant import SUPERLINK_NODE_ID, ErrorCode
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    no_object_id_recompute,
+)
 
 from mixfl.deploy.flower.messages import Rejected
 
@@ -40,3 +45,9 @@ def content(reply: Message) -> RecordDict:
             reason = "failed"
         raise Rejected(reason, f"it failed (Flower's error code {code})")
     return reply.content
+
+
+def sent_bytes(message: Message) -> int:
+    """The bytes that are sent for a message: its own and those of all objects in it."""
+    with no_object_id_recompute():
+        return sum(len(part.deflate()) for part in get_all_nested_objects(message).values())
