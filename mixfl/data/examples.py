@@ -7,7 +7,7 @@ columns.py).
 subset needs no copy. Reading touches only the requested rows.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -93,7 +93,7 @@ class ClientData:
         return cls(Examples(columns_of(columns)), np.concatenate([[0], np.cumsum(counts)]), ids)
 
     @classmethod
-    def from_clients(cls, clients: Mapping[str, Mapping[str, np.ndarray]]) -> "ClientData":
+    def from_clients(cls, clients: Mapping[Any, Mapping[str, Any]]) -> "ClientData":
         """Makes client data from one dict of columns per client. Clients without examples are
         dropped and counted."""
         kept = {}
@@ -124,6 +124,68 @@ class ClientData:
         columns = {k: joined([a[k] for a in kept.values()]) for k in first}
         offsets = np.cumsum([0] + [len(next(iter(a.values()))) for a in kept.values()])
         return cls(Examples.from_arrays(columns), offsets, list(kept), len(clients) - len(kept))
+
+    @classmethod
+    def from_pandas(
+        cls, frame: Any, client: str, columns: Sequence[str] | None = None
+    ) -> "ClientData":
+        """Makes client data from a frame with a client column.
+
+            clients = mixfl.ClientData.from_pandas(frame, client="user")
+
+        `columns` are those to keep; all others by default. Cells may be lists (a ragged column) or
+        arrays of one shape.
+        """
+        from mixfl.data.sources import from_pandas
+
+        return from_pandas(frame, client, columns)
+
+    @classmethod
+    def from_huggingface(
+        cls, dataset: Any, client: str, columns: Sequence[str] | None = None
+    ) -> "ClientData":
+        """Makes client data from a `datasets.Dataset` with a client column.
+
+            data = datasets.load_from_disk("reviews")
+            clients = mixfl.ClientData.from_huggingface(data, client="user")
+
+        What is memory-mapped stays on disk. Images are unpacked when they are read.
+        """
+        from mixfl.data.huggingface import from_huggingface
+
+        return from_huggingface(dataset, client, columns)
+
+    @classmethod
+    def from_flower(
+        cls, source: Any, split: str | None = None, columns: Sequence[str] | None = None
+    ) -> "ClientData":
+        """Makes client data from a partitioner of flwr-datasets that has a data set, or from a
+        FederatedDataset (with `split`, if it has several): a client per partition.
+
+            partitioner = DirichletPartitioner(10, partition_by="label", alpha=0.3)
+            partitioner.dataset = dataset
+            clients = mixfl.ClientData.from_flower(partitioner)
+        """
+        from mixfl.data.huggingface import from_flower
+
+        return from_flower(source, split, columns)
+
+    @classmethod
+    def from_torch(
+        cls, data: Any, client: Any = None, columns: Sequence[str] | None = None
+    ) -> "ClientData":
+        """Makes client data from a map-style PyTorch data set and its items' clients, or from a
+        data set per client (a list or a dict).
+
+            clients = mixfl.ClientData.from_torch(dataset, client=ids)             # an id per item
+            clients = mixfl.ClientData.from_torch({"ann": ann, "bob": bob}, columns=("x", "y"))
+
+        Each item is read once, so random transforms are drawn once: augment in the loss instead.
+        `columns` name the fields of items that are tuples; by default `x` and `y`.
+        """
+        from mixfl.data.sources import from_torch
+
+        return from_torch(data, client, columns)
 
     @classmethod
     def open(cls, path: str | Path) -> "ClientData":

@@ -9,7 +9,9 @@ import mixfl
 
 TEXT = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
 BLOCKS = dict(re.findall(r"<!-- ([\w-]+) -->\n```python\n(.*?)```", TEXT, re.DOTALL))
-NEEDS: dict[str, str] = {}
+NEEDS = {
+    "pandas": "pandas", "huggingface": "datasets", "flower": "flwr_datasets", "torch": "torch",
+}  # fmt: skip
 
 
 def test_every_block_has_a_name():

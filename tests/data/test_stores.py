@@ -1,6 +1,5 @@
 """Client data: from arrays, from clients, and in memory-mapped stores."""
 
-import os
 import subprocess
 import sys
 
@@ -9,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 import tiny_problem
+from memory_maps import in_map_of
 
 import mixfl
 from mixfl.data import writer
@@ -264,17 +264,6 @@ def test_store_is_not_read_when_opened(tmp_path):
             assert not part.flags.owndata
             assert not part.flags.writeable
             assert in_map_of(tmp_path / "store" / "data.arrow", part)
-
-
-def in_map_of(file, array) -> bool:
-    """Does the array lie where the file is mapped into this process's memory?"""
-    address = array.ctypes.data
-    with open("/proc/self/maps") as maps:
-        for line in maps:
-            first, last = (int(x, 16) for x in line.split()[0].split("-"))
-            if first <= address < last:
-                return line.rstrip().endswith(os.path.realpath(file))
-    return False
 
 
 def test_written_without_empty_clients(tmp_path):

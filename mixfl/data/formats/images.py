@@ -13,6 +13,7 @@ import os
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
@@ -27,9 +28,14 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", "
 READ = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 
 
-def read_image(path: Path, size: int | None) -> np.ndarray:
-    """uint8 [height, width, 3], resized to size x size if a size is given."""
+def read_image(
+    path: Path | BinaryIO, size: int | None, gray: bool = False, called: str = ""
+) -> np.ndarray:
+    """uint8 [height, width, 3], resized to size x size if a size is given. With `gray`, images
+    without colors are [height, width]. `called`: the name for errors."""
     from PIL import Image
+
+    name = called or path
 
     try:
         with warnings.catch_warnings():
@@ -37,18 +43,18 @@ def read_image(path: Path, size: int | None) -> np.ndarray:
             with Image.open(path, formats=READ) as image:
                 if image.width * image.height > PIXELS:
                     raise Image.DecompressionBombError
-                rgb = image.convert("RGB")
+                rgb = image.convert("L" if gray and image.mode in ("1", "L") else "RGB")
                 if size is not None and rgb.size != (size, size):
                     rgb = rgb.resize((size, size), Image.Resampling.BILINEAR)
                 return np.asarray(rgb)
     except (Image.DecompressionBombWarning, Image.DecompressionBombError):
         raise MixflError(
-            f"{path}: the image has more than {PIXELS:,} pixels: make it smaller."
+            f"{name}: the image has more than {PIXELS:,} pixels: make it smaller."
         ) from None
     except Exception as error:  # a damaged file can make Pillow raise anything
         unknown = f"Pillow finds none of {', '.join(READ)} in it"
         what = unknown if "identify" in str(error) else str(error)
-        raise MixflError(f"{path}: the image cannot be read ({what}): fetch it again.") from None
+        raise MixflError(f"{name}: the image cannot be read ({what}): fetch it again.") from None
 
 
 class Images(Format):
