@@ -86,6 +86,11 @@ class Settings:
     central_opt: Optimizer = key("sgd", "CentralOpt")
     merge_opt: Optimizer = key("sgd", "MergeOpt")
     weighting: Weighting = key("examples", "weight of a client: examples, steps or uniform")
+    grad_clip: Positive | Literal["off"] = key(
+        "off", "largest norm of a client's own gradient in a local step; off"
+    )
+    weight_decay: NotNegative = key(0.0, "decoupled weight decay of a client's step, times eta")
+    proximal: NotNegative = key(0.0, "FedProx's mu: pulls a client's step to the server's model")
     clip: Positive | Literal["quantile", "off"] = key(
         "quantile", "largest norm, per local step, of a client's own part of the change; quantile: "
         "3 times a running quantile over all clients; off",

@@ -52,6 +52,14 @@ class Settings:
     weighting: str = "examples"  # p_i: "examples", "steps" or "uniform"
     clip: float | str = "quantile"  # largest norm per step of a client's own part, or "off"
     pretrain_rounds: int = 0
+    grad_clip: float | str = "off"  # largest norm of a client's own gradient
+    weight_decay: float = 0.0  # decoupled: a client's step also takes off eta weight_decay x
+    proximal: float = 0.0  # mu of FedProx: a client's step adds mu (x - x_t) to its gradient
+
+    @property
+    def determined(self) -> bool:
+        """Does a client's change say what the sum of its gradients was?"""
+        return self.client_opt == "sgd" and not self.proximal and not self.weight_decay
 
 
 @dataclass(frozen=True)
@@ -125,10 +133,10 @@ def total(vectors: Iterable[Model], x: Model) -> Model:
 
 
 class constant:  # noqa: N801
-    """To add the same gradient in every step."""
+    """To add the same gradient in every step, which the server sent (or not: `none`)."""
 
-    def __init__(self, g: Model):
-        self.g = g
+    def __init__(self, g: Model, none: bool = False):
+        self.g, self.none = g, none
 
     def __call__(self, *step) -> Model:
         return self.g
@@ -145,7 +153,7 @@ class Steps:
 
 
 def local_steps(term, x, batches, opt, augment) -> Steps:
-    """ClientUpdate of Algorithm 1, and its central steps. Step k adds augment(k, x_k)."""
+    """The central steps of Algorithm 1. Step k adds augment(k, x_k)."""
     x_k, own, n = x, np.zeros_like(x), 0
     for k, batch in enumerate(batches):
         g = gradient(term, x_k, batch)
@@ -155,10 +163,33 @@ def local_steps(term, x, batches, opt, augment) -> Steps:
     return Steps(x_k - x, own, len(batches), n)
 
 
+def client_step(s: Settings, opt: Optimizer, x: Model, x_k: Model, g: Model) -> Model:
+    """With FedProx's term and weight decay. The gradient g contains what was sent."""
+    pulled = opt.step(x_k, g + s.proximal * (x_k - x))
+    return pulled - s.client_lr * s.weight_decay * x_k
+
+
+def client_update(term, x, batches, s, augment, sent: bool) -> Steps:
+    """ClientUpdate of Algorithm 1. Step k adds augment(k, x_k), which the server sent, or else the
+    client computed itself: then it is clipped too."""
+    x_k, own, n, opt = x, np.zeros_like(x), 0, Optimizer(s.client_opt, s.client_lr)
+    for k, batch in enumerate(batches):
+        g = gradient(term, x_k, batch)
+        more = augment(k, x_k)
+        if not sent:
+            g, more = g + more, 0.0
+        if s.grad_clip != "off":
+            g = g * min(1, s.grad_clip / max(np.linalg.norm(g), 1e-300))
+        own = own + g
+        n = n + examples(term, x_k, batch)
+        x_k = client_step(s, opt, x, x_k, g + more)
+    return Steps(x_k - x, own, len(batches), n)
+
+
 def cohort(term, x, clients, s, augment) -> list[Steps]:
     """The clients that have data, each from x. Step k of client i adds augment(i, k, x_k)."""
     return [
-        local_steps(term, x, batches, Optimizer(s.client_opt, s.client_lr), partial(augment, i))
+        client_update(term, x, batches, s, partial(augment, i), isinstance(augment, constant))
         for i, batches in enumerate(clients)
         if batches
     ]
@@ -181,7 +212,7 @@ class Clip:
         own = [i.delta - c for i, c in zip(clients, carried, strict=True)]
         short = self.shortened(0, own, clients, None if self.s.clip == "quantile" else self.s.clip)
         grads = [i.own for i in clients]
-        if self.s.client_opt != "sgd":
+        if not self.s.determined:
             grads = self.shortened(1, grads, clients, None)
         return [
             Steps(c + u, g, i.K, i.n)
@@ -190,11 +221,11 @@ class Clip:
 
     def carried(self, x: Model, K: int, augment) -> Model:
         """What K steps on the gradient that was sent, and on nothing else, would have done."""
-        if not isinstance(augment, constant):
+        if not isinstance(augment, constant) or augment.none:
             return np.zeros_like(x)
         opt, x_k = Optimizer(self.s.client_opt, self.s.client_lr), x
         for _ in range(K):
-            x_k = opt.step(x_k, augment.g)
+            x_k = client_step(self.s, opt, x, x_k, augment.g)
         return x_k - x
 
     def shortened(self, kind, vectors, clients, limit):
@@ -219,7 +250,9 @@ def aggregate(x, clients: list[Steps], s) -> Model:
     return total((p_i * i.delta for p_i, i in zip(p, clients, strict=True)), x) / sum(p)
 
 
-def average_gradient(done: list[Steps], opt: str, lr: float, aug: Model, gt: Model) -> Model:
+def average_gradient(
+    done: list[Steps], determined: bool, lr: float, aug: Model, gt: Model
+) -> Model:
     """gt' of 2wgt: the mean of a term's own gradients over all its steps (Appendix A).
 
     The deltas are summed without their weights p_i: that is what makes it a mean over steps.
@@ -227,7 +260,7 @@ def average_gradient(done: list[Steps], opt: str, lr: float, aug: Model, gt: Mod
     K = sum(i.K for i in done)
     if K == 0:
         return gt
-    if opt != "sgd":
+    if not determined:
         return total((i.own for i in done), gt) / K
     return -total((i.delta for i in done), gt) / (lr * K) - aug
 
@@ -245,7 +278,7 @@ def drawn(r: Round, j: int) -> list[Batch]:
 
 
 def nothing(r, x, population):
-    return constant(np.zeros_like(x))
+    return constant(np.zeros_like(x), none=True)
 
 
 def fedavg(terms, x, s, rounds, augmenting=nothing, first=0):
@@ -331,16 +364,19 @@ def algorithm_1(terms, x, s, rounds, auto_merge_lr, transfer):
             delta_c = done.delta
             delta = delta + delta_c
             if transfer:
-                gt[j] = average_gradient([done], s.central_opt, central_lr(s), aug[j], gt[j])
+                gt[j] = average_gradient(
+                    [done], s.central_opt == "sgd", central_lr(s), aug[j], gt[j]
+                )
 
         for population, j in enumerate(places("federated", terms)):
-            clients = cohort(terms[j], x, r.clients[population], s, constant(aug[j]))
-            clients = clip[j](x, clients, constant(aug[j]), s)
+            augment = constant(aug[j], none=not transfer)
+            clients = cohort(terms[j], x, r.clients[population], s, augment)
+            clients = clip[j](x, clients, augment, s)
             x_f = server[j].step(x, -aggregate(x, clients, s))
             delta_f = x_f - x
             delta = delta + delta_f
             if transfer:
-                gt[j] = average_gradient(clients, s.client_opt, s.client_lr, aug[j], gt[j])
+                gt[j] = average_gradient(clients, s.determined, s.client_lr, aug[j], gt[j])
 
         x = merge.step(x, -delta)
         models.append(x)

@@ -21,6 +21,8 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 
+from mixfl.algorithms.keys import *  # noqa: F403
+from mixfl.algorithms.keys import RUN_KEYS
 from mixfl.algorithms.origin import Origin
 from mixfl.algorithms.own import OwnKeys
 from mixfl.problem import Central, Federated, Params, Problem
@@ -278,22 +280,6 @@ class Recipe:
         s = at(0)
         built, scheduled = self.make(problem, s), at if settings.schedules else None
         return built._replace(origin=Origin(self.make, problem, s, built[:-1], scheduled))
-
-
-RUN_KEYS = frozenset(
-    {"rounds", "seed", "eval_every", "checkpoint_every", "devices", "measure", "convolutions",
-     "loops", "best_by", "keep_best", "early_stop"}
-)  # fmt: skip
-CLIENT_KEYS = frozenset(
-    {"cohort_size", "client_batch", "local_steps", "client_lr", "client_opt", "weighting",
-     "cohort_chunk", "server_lr", "server_opt", "w_f", "clip", "aggregation", "trim", "tables",
-     "first_layer"}
-)  # fmt: skip
-BATCH_KEYS = frozenset({"central_batch", "central_chunk", "w_c"})
-CENTRAL_KEYS = BATCH_KEYS | {"central_steps", "central_lr", "central_opt"}
-# The `auto` values of the central keys are computed from these.
-AUTO_KEYS = frozenset({"cohort_size", "client_batch", "local_steps", "client_lr", "server_lr"})
-MERGE_KEYS = frozenset({"merge_lr", "merge_opt"})
 
 
 def algorithm(

@@ -5,6 +5,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
+from mixfl.algorithms.client_opt import ClientOpt, client_opt, plain_steps, shortened
 from mixfl.algorithms.contract import (
     Batches,
     Broadcast,
@@ -81,7 +82,9 @@ def chunked_gradient(term: Term, x, drawn: Drawn):
     return scan(part, (jnp.zeros(()), zeros(x)), drawn)[0]
 
 
-def descend(grad, opt: Optimizer, x, batches, opt_state, active=None, aug=None, collect=False):
+def descend(
+    grad, opt: Optimizer | ClientOpt, x, batches, opt_state, active=None, aug=None, collect=False
+):
     """x_{k+1} = Opt(x_k, grad(x_k, B_k) + aug) over the steps of `batches`.
 
     A step whose `active` [steps] is 0 is padding, comes after all others, and changes nothing (many
@@ -117,9 +120,10 @@ def client_update(term, s: Settings, broadcast: Broadcast, feed: ClientFeed, gra
     """The paper's ClientUpdate: K_i steps of a fresh ClientOpt from x.
 
     `grad(x, ClientFeed of one step)` is the client's own gradient, by default that of its term.
+    client_opt.py says what the settings add to a step.
     """
-    grad = grad or (lambda x, feed: gradient(term, x, feed.batches))
-    opt = make(s.client_opt, s.client_lr)
+    grad = shortened(s, grad or (lambda x, feed: gradient(term, x, feed.batches)))
+    opt = client_opt(s, broadcast.x)
     mask = feed.batches.mask
     active = jnp.any(mask > 0, axis=1).astype(jnp.float32)
     x, _, grads, loss = descend(
@@ -144,7 +148,7 @@ def own_part(s: Settings, broadcast: Broadcast, delta, steps):
     """u_i = Delta_i without what K_i steps on the augmenting gradient alone would change."""
     if broadcast.aug is None:
         return delta
-    if make(s.client_opt, s.client_lr).plain:
+    if plain_steps(s):
         return jax.tree.map(
             lambda d, a: (d + s.client_lr * steps * a).astype(d.dtype), delta, broadcast.aug
         )
@@ -156,9 +160,9 @@ def own_part(s: Settings, broadcast: Broadcast, delta, steps):
 def with_drift(s: Settings, broadcast: Broadcast) -> Broadcast:
     """With the change after 1, 2, ... K steps of ClientOpt on the augmenting gradient alone, unless
     plain SGD makes that trivial. It is the same for all clients of a population."""
-    opt = make(s.client_opt, s.client_lr)
-    if broadcast.aug is None or broadcast.drift is not None or opt.plain:
+    if broadcast.aug is None or broadcast.drift is not None or plain_steps(s):
         return broadcast
+    opt = client_opt(s, broadcast.x)
 
     def step(carry, _):
         x, opt_state = opt.step(carry[0], broadcast.aug, carry[1])
@@ -170,7 +174,7 @@ def with_drift(s: Settings, broadcast: Broadcast) -> Broadcast:
 
 def carried(s: Settings, broadcast: Broadcast, by_steps):
     """The sum over clients of p_i times what the augmenting gradient changed in K_i steps."""
-    if make(s.client_opt, s.client_lr).plain:
+    if plain_steps(s):
         k = jnp.arange(1, len(by_steps) + 1)
         return scale(-s.client_lr * jnp.sum(by_steps * k), broadcast.aug)
     drift = with_drift(s, broadcast).drift

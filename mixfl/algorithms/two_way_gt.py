@@ -10,6 +10,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from mixfl.algorithms.client_opt import plain_steps
 from mixfl.algorithms.contract import (
     AUTO_KEYS,
     CENTRAL_KEYS,
@@ -31,7 +32,7 @@ from mixfl.algorithms.steps import (
     weighted_summand,
     zeros,
 )  # fmt: skip
-from mixfl.optimizers import make
+from mixfl.optimizers import is_plain
 from mixfl.problem import Federated, Params, Problem
 from mixfl.settings import Settings
 
@@ -52,8 +53,8 @@ class State(NamedTuple):
 def two_way_gt(problem: Problem, s: Settings) -> Algorithm:
     terms = problem.terms
     # With plain SGD the gradients follow from the deltas. Otherwise they are summed on the way.
-    collect_f = not make(s.client_opt, s.client_lr).plain
-    collect_c = not make(s.central_opt, s.eta_c).plain
+    collect_f = not plain_steps(s)
+    collect_c = not is_plain(s.central_opt)
 
     def augment(gt):
         """Per term, the sum of the other terms' gradients."""

@@ -25,8 +25,9 @@ OPTIMIZERS: dict[str, tuple[Any, dict[str, str]]] = {
 
 
 def optimizer(s: Settings) -> Callable | None:
-    """ClientOpt in PyTorch, as a function of the parameters; None if only optax has it."""
-    if callable(s.client_opt):
+    """ClientOpt in PyTorch, as a function of the parameters; None if only optax has it, or if
+    a step is more than ClientOpt (client_opt.py)."""
+    if callable(s.client_opt) or s.proximal or s.weight_decay or s.grad_clip != "off":
         return None
     factory, arguments = parse(s.client_opt)
     for name, (kind, known) in OPTIMIZERS.items():

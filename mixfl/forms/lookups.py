@@ -69,9 +69,10 @@ class Lookups(Form):
 
 
 def choose(c: Candidate) -> Form | None:
-    """Used with the rows form. A low-rank layer replaces the loss too, and both can't."""
+    """Used with the rows form. A low-rank layer replaces the loss too, and both can't. `grad_clip`
+    needs the norm of a gradient, and what is added to a row twice has none of its own."""
     by_name = {form.name: form for form in c.others}
-    if "rows" not in by_name or "low_rank" in by_name:
+    if "rows" not in by_name or "low_rank" in by_name or c.settings.grad_clip != "off":
         return None
     return Lookups(by_name["rows"].tables)  # type: ignore[attr-defined]
 

@@ -11,8 +11,7 @@ only the products X W_0 and X G, and the Gram matrix X X'. The server needs the 
 p_i X_i' C_i. For a whole cohort these are a few large products. Client by client, most of the time
 would go into copies of W.
 
-first_layers.py finds these layers in the loss.
-"""
+first_layers.py finds these layers in the loss."""
 
 import dataclasses
 from collections.abc import Callable, Collection
@@ -22,12 +21,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from mixfl.algorithms.client_opt import plain_steps
 from mixfl.algorithms.marks import uses_own_loss_only
 from mixfl.errors import MixflError
 from mixfl.forms.base import Candidate, Form, Part, Refused, map_parts
 from mixfl.forms.first_layers import find_layers, first_layers, pays
 from mixfl.forms.jaxpr import Traced
-from mixfl.optimizers import is_plain
 from mixfl.trees import name, named_leaves, on_named
 
 UNROLL = 10
@@ -201,8 +200,10 @@ def choose(c: Candidate) -> Form | Refused | None:
         reason = f"aggregation = {c.settings.aggregation} compares the whole changes of all clients"
     elif c.elements:
         reason = "the aggregation changes single numbers of what clients send"
-    elif not uses_own_loss_only(c.algorithm) or not is_plain(c.settings.client_opt):
+    elif not uses_own_loss_only(c.algorithm) or not plain_steps(c.settings):
         reason = "the clients' steps are not plain SGD on their own loss"
+    elif c.settings.grad_clip != "off":
+        reason = "grad_clip needs the norm of a gradient, which is never computed here"
     elif not weights:
         reason = "no loss has a dense layer on raw inputs whose weights are used nowhere else"
     else:

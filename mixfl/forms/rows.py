@@ -18,11 +18,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mixfl.algorithms.client_opt import not_plain, plain_steps
 from mixfl.algorithms.contract import Broadcast, ClientFeed, Sums
 from mixfl.algorithms.marks import uses_own_loss_only
 from mixfl.errors import MixflError, unknown
 from mixfl.forms.base import Candidate, Form, Part, Refused
-from mixfl.optimizers import is_plain
 from mixfl.problem import Federated
 from mixfl.trees import named_leaves, on_named
 
@@ -131,10 +131,8 @@ def choose(c: Candidate) -> Form | Refused | None:
         reason = f"aggregation = {c.settings.aggregation} compares the whole changes of all clients"
     elif not uses_own_loss_only(c.algorithm):
         reason = "the clients' steps of this algorithm may use rows beyond those in their own data"
-    elif not is_plain(c.settings.client_opt):
-        reason = (
-            f"client_opt = {c.settings.client_opt} also moves rows that are not in a client's data"
-        )
+    elif not plain_steps(c.settings):
+        reason = f"{not_plain(c.settings)} also moves rows that are not in a client's data"
     else:
         marked = tables(c.term, c.x)
         return RowForm(marked, most_rows(c, marked) if c.term.here else {})

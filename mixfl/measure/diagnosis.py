@@ -32,7 +32,10 @@ PROBE = 10  # rounds
 CLEARLY = 0.05  # share of the gain in loss that makes a learning rate clearly better
 AGAIN = 1 << 20  # measurements use cohorts from this round on, which no run will see
 OPTIMIZERS = ("client_opt", "server_opt", "central_opt", "merge_opt")
-PLAIN: dict[str, Any] = {**dict.fromkeys(OPTIMIZERS, "sgd"), "central_lr": "auto"}
+PLAIN: dict[str, Any] = {
+    **dict.fromkeys(OPTIMIZERS, "sgd"), "central_lr": "auto", "grad_clip": "off",
+    "weight_decay": 0.0, "proximal": 0.0,
+}  # fmt: skip
 
 
 class TermFigures(NamedTuple):

@@ -192,6 +192,9 @@ ALWAYS = {
     "best_by": "auto",
     "keep_best": False,
     "early_stop": 0,
+    "grad_clip": "off",
+    "weight_decay": 0.0,
+    "proximal": 0.0,
 }
 
 

@@ -32,6 +32,10 @@ CASES = {
         client_opt="momentum", server_opt="momentum", central_opt="adam", merge_opt="adam",
         merge_lr=0.05, central_lr=0.02,
     ),
+    "client settings": dict(grad_clip=0.25, weight_decay=0.3, proximal=0.7, clip="off"),
+    "clipped gradients": dict(grad_clip=0.25),
+    "proximal momentum": dict(client_opt="momentum", proximal=0.7, weighting="steps"),
+    "decay and adam": dict(client_opt="adam", client_lr=0.05, weight_decay=0.5, grad_clip=0.3),
 }  # fmt: skip
 ROUNDS = 6
 
@@ -58,8 +62,15 @@ def run_both(algorithm_id, terms, **changes):
 
 NUMBERS = pytest.mark.numbers
 HOME = {"baseline": "regularizer"}  # every case; elsewhere those that mix most at once
+
+
+def more(terms, home, case):
+    """Is it in the stage `numbers`?"""
+    return (terms != home and case == "steps") or case in ("proximal momentum", "decay and adam")
+
+
 COMBINATIONS = [
-    pytest.param(algorithm, terms, case, marks=[] if terms == home or case != "steps" else NUMBERS)
+    pytest.param(algorithm, terms, case, marks=NUMBERS if more(terms, home, case) else [])
     for algorithm in ALGORITHMS
     for home in [HOME.get(algorithm, "two terms")]
     for terms in PROBLEMS

@@ -9,7 +9,7 @@ from problems import population, problem
 import mixfl
 
 TEXT = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
-BLOCKS = ("schedules",)
+BLOCKS = ("schedules", "client settings")
 
 
 @pytest.mark.parametrize("name", BLOCKS)

@@ -1,0 +1,18 @@
+"""Which keys have an effect on which algorithms."""
+
+__all__ = ["AUTO_KEYS", "BATCH_KEYS", "CENTRAL_KEYS", "CLIENT_KEYS", "MERGE_KEYS", "RUN_KEYS"]
+
+RUN_KEYS = frozenset(
+    {"rounds", "seed", "eval_every", "checkpoint_every", "devices", "measure", "convolutions",
+     "loops", "best_by", "keep_best", "early_stop"}
+)  # fmt: skip
+CLIENT_KEYS = frozenset(
+    {"cohort_size", "client_batch", "local_steps", "client_lr", "client_opt", "weighting",
+     "cohort_chunk", "server_lr", "server_opt", "w_f", "clip", "aggregation", "trim", "tables",
+     "first_layer", "grad_clip", "weight_decay", "proximal"}
+)  # fmt: skip
+BATCH_KEYS = frozenset({"central_batch", "central_chunk", "w_c"})
+CENTRAL_KEYS = BATCH_KEYS | {"central_steps", "central_lr", "central_opt"}
+# The `auto` values of the central keys are computed from these.
+AUTO_KEYS = frozenset({"cohort_size", "client_batch", "local_steps", "client_lr", "server_lr"})
+MERGE_KEYS = frozenset({"merge_lr", "merge_opt"})
