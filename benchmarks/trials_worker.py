@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 
 import mixfl
 from benchmarks.peers import protocol
-from mixfl.engine.feeding import Prefetch
+from mixfl.engine.prefetch import Prefetch
 from mixfl.runs.plan import plan
 
 WAYS = ("turns", "alone", "devices", "vmap")

@@ -22,6 +22,7 @@ from mixfl.data.examples import ClientData, Examples
 from mixfl.errors import MixflError
 from mixfl.frozen import Frozen, bound, frozen_of, with_frozen
 from mixfl.losses import takes
+from mixfl.per_client import per_client
 from mixfl.randomness import with_keys
 
 Params = Any  # a pytree of floating-point arrays
@@ -57,6 +58,11 @@ class Federated:
     names. It maps each table to the columns that name its rows: {"movies": ("context", "movie")}.
     The loss may use such a table only as params["movies"][batch["context"]] and the like: a client
     gets a table of its own rows, and batches whose numbers are positions in it.
+
+    Who takes part in the simulator, each as an array with a number per client or as a function from
+    the round to one: `sampling`, weights by which cohorts are drawn; `available`, the chances that
+    clients can be drawn at all (or True and False); `speeds`, the share of its steps that a client
+    makes.
     """
 
     loss: Callable
@@ -64,6 +70,9 @@ class Federated:
     weight: float = 1.0
     name: str = "federated"
     rows: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    sampling: Any = None  # afterwards a PerClient, as the next two
+    available: Any = None
+    speeds: Any = None
 
     def __post_init__(self):
         _check_term(self)
@@ -73,6 +82,7 @@ class Federated:
             return
         if not isinstance(self.clients, ClientData):
             if callable(self.clients):
+                _check_no_numbers(self)
                 object.__setattr__(self, "clients", AtNodes(self.clients))
                 return
             raise MixflError(
@@ -85,6 +95,10 @@ class Federated:
                 f"the population '{self.name}' is empty: none of its {usable.dropped} clients has "
                 "an example."
             )
+        kept = np.flatnonzero(self.clients.sizes() > 0)
+        for name, largest in (("sampling", np.inf), ("available", 1.0), ("speeds", 1.0)):
+            given = per_client(name, getattr(self, name), len(self.clients), kept, largest)
+            object.__setattr__(self, name, given)
         object.__setattr__(self, "clients", usable)
 
     @property
@@ -276,6 +290,15 @@ def _check_rows(term: Federated) -> None:
         raise MixflError(
             f"rows = {term.rows!r}: expected a dict from a table's name to the columns that name "
             "its rows, such as {'movies': ('context', 'movie')}."
+        )
+
+
+def _check_no_numbers(term: Federated) -> None:
+    given = [n for n in ("sampling", "available", "speeds") if getattr(term, n) is not None]
+    if given:
+        raise MixflError(
+            f"{given[0]} of '{term.name}' is for clients whose data is here (a mixfl.ClientData): "
+            "in a deployment, the nodes that are connected take part."
         )
 
 

@@ -71,6 +71,27 @@ class Settings:
     cohort_size: Count = key(10, "clients per round and population (S)")
     client_batch: Count = key(10, "examples in a client's batch (|B_i|)")
     local_steps: Count = key(10, "most steps a client takes in a round (K)")
+    local_epochs: Count | None = key(
+        None, "passes of a client through its data in a round; with local_steps, at most so many "
+        "steps; unset: one",
+    )  # fmt: skip
+    sampling: Literal["uniform", "examples", "poisson"] = key(
+        "uniform", "how a cohort is drawn: with equal chances; by numbers of examples; poisson: "
+        "each client joins by itself, cohort_size of them on average",
+    )  # fmt: skip
+    cohort_cap: Count | Auto = key(
+        "auto", "most clients of a Poisson cohort; auto: 4 standard deviations above the mean"
+    )
+    drop_rate: Annotated[float, Meta(ge=0, lt=1)] = key(
+        0.0, "chance of a client in the simulator to drop out after the download"
+    )
+    late_rate: Annotated[float, Meta(ge=0, lt=1)] = key(
+        0.0, "chance of a client in the simulator to be too late with its upload"
+    )
+    min_speed: Annotated[float, Meta(gt=0, le=1)] = key(
+        1.0, "speeds of clients in the simulator, drawn between this and 1: the share of its steps "
+        "that a client makes",
+    )  # fmt: skip
     client_lr: Rate = key(0.1, "client learning rate (eta); a number or a schedule of the round")
     server_lr: Rate = key(1.0, "server learning rate (eta_s)")
     central_batch: Count | Auto = key(

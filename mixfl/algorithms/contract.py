@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 
+from mixfl.algorithms.epochs import mean_steps
 from mixfl.algorithms.keys import *  # noqa: F403
 from mixfl.algorithms.keys import RUN_KEYS
 from mixfl.algorithms.origin import Origin
@@ -215,7 +216,7 @@ def _weight_of(kind: type) -> Auto:
 
 AUTO: dict[str, Auto] = {
     "central_lr": lambda problem, s: None if s.changing_eta_c else s.eta_c,
-    "central_steps": lambda problem, s: s.J,
+    "central_steps": mean_steps,
     "central_batch": usual_central_batch,
     "merge_lr": lambda problem, s: 1.0,
     "pretrain_rounds": lambda problem, s: s.rounds // 2,

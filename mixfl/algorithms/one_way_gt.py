@@ -10,6 +10,7 @@ from mixfl.algorithms.contract import (
     Broadcast,
     algorithm,
 )
+from mixfl.algorithms.epochs import mean_steps
 from mixfl.algorithms.fed_avg import fed_avg
 from mixfl.algorithms.steps import (
     add,
@@ -26,7 +27,7 @@ from mixfl.settings import Settings
 
 def rubric(problem: Problem, s: Settings) -> int:
     """The central batch: one gradient stands in for all steps of all clients."""
-    return s.local_steps * s.cohort_size * s.client_batch
+    return mean_steps(problem, s) * s.cohort_size * s.client_batch
 
 
 @algorithm("1wgt", CLIENT_KEYS, BATCH_KEYS, AUTO_KEYS, central_batch=rubric)

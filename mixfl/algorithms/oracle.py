@@ -6,6 +6,7 @@ K steps a round of CentralOpt; each on w_f x mean of S |B_i| pooled federated ex
 
 from mixfl.algorithms.central import server_training
 from mixfl.algorithms.contract import AUTO_KEYS, Algorithm, Draw, Feed, algorithm
+from mixfl.algorithms.epochs import mean_steps
 from mixfl.problem import Problem
 from mixfl.settings import Settings
 
@@ -16,7 +17,7 @@ from mixfl.settings import Settings
 def oracle(problem: Problem, s: Settings) -> Algorithm:
     size = s.cohort_size * s.client_batch
     draw = tuple(
-        Draw(s.local_steps, 1 if term.examples is None else min(size, len(term.examples)))
+        Draw(mean_steps(problem, s), 1 if term.examples is None else min(size, len(term.examples)))
         for term in problem.terms
     )
     return server_training(problem.terms, s, Feed(clients=False, draw=draw), lambda drawn: drawn)

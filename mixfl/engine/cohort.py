@@ -9,7 +9,7 @@ import numpy as np
 
 from mixfl.engine.seeds import generators, words_of
 
-COHORT, ORDER, CENTRAL, POOLED, SHARE, KEY, EXAMPLE = range(7)
+COHORT, ORDER, CENTRAL, POOLED, SHARE, KEY, EXAMPLE, AVAILABLE, FATE, SPEED = range(10)
 
 
 def generator(seed: int, round: int, what: int, *which: int) -> np.random.Generator:
@@ -22,33 +22,40 @@ def cohort(seed: int, round: int, population: int, clients: int, size: int) -> n
     return rng.choice(clients, size, replace=False)
 
 
-def cohort_rows(seed, round, population, clients, first, sizes, steps, batch):
-    """For each client, a fresh permutation of its rows, cut into batches: rows and mask
-    [clients, steps, batch]. Client i has the rows first[i] .. first[i] + sizes[i].
+def cohort_rows(seed, round, population, clients, first, sizes, steps, batch, taken=None):
+    """For each client, fresh permutations of its rows, one per epoch, cut into batches: rows and
+    mask [clients, steps, batch]. Client i has the rows first[i] .. first[i] + sizes[i], and takes
+    taken[i] steps, by default one epoch.
 
-    A client takes min(steps, the batches it has) steps; its last batch may be short. The rest is
-    padded with rows of that batch, so padding is finite if they are.
+    The last batch of an epoch may be short. The rest is padded with rows of that batch, so padding
+    is finite if they are.
     """
-    size = steps * batch
-    rows = np.empty((len(clients), size), np.int64)
-    held = np.minimum(sizes, size)
+    sizes = np.asarray(sizes)
+    epoch = -(-sizes // batch)  # its steps
+    taken = np.minimum(epoch, steps) if taken is None else np.asarray(taken)
+    rows = np.empty((len(clients), steps * batch), np.int64)
     for i, rng in enumerate(generators([seed, round, ORDER, population], np.asarray(clients))):
-        n = held[i]
-        rows[i, :n] = rng.permutation(sizes[i])[:n]
-        if n < size:
-            rows[i, n:] = np.resize(rows[i, (n - 1) // batch * batch : n], size - n)
+        for start in range(0, taken[i], epoch[i]):
+            end = min(start + epoch[i], taken[i])
+            order = rng.permutation(sizes[i])[: (end - start) * batch]
+            at, padding = start * batch, (end if end < taken[i] else steps) * batch
+            last = (len(order) - 1) // batch * batch
+            rows[i, at : at + len(order)] = order
+            rows[i, at + len(order) : padding] = np.resize(order[last:], padding - at - len(order))
     rows += np.asarray(first)[:, None]
-    mask = np.arange(size) < held[:, None]
-    return rows.reshape(-1, steps, batch), mask.reshape(-1, steps, batch).astype(np.float32)
+    step = np.arange(steps)
+    held = np.where(step < taken[:, None], sizes[:, None] - step % epoch[:, None] * batch, 0)
+    mask = np.arange(batch) < held[:, :, None]
+    return rows.reshape(-1, steps, batch), mask.astype(np.float32)
 
 
 def client_keys(seed: int, round: int, population: int, clients) -> np.ndarray:
     """[clients, 2] words that seed a client's own random draws in a round."""
-    words = [
-        np.random.SeedSequence([seed, round, KEY, population, int(i)]).generate_state(2)
-        for i in clients
-    ]
-    return np.array(words, np.uint32).reshape(-1, 2)
+    numbers = np.asarray(clients)
+    if len(numbers) and int(numbers.max()) >= 2**32:  # such a number is two words
+        words = [words_of([seed, round, KEY, population, int(i)], 2) for i in numbers]
+        return np.concatenate(words)
+    return words_of([seed, round, KEY, population, numbers], 2)
 
 
 def client_example_keys(

@@ -43,7 +43,7 @@ class ByteCounter:
             total += base
             if per_row:
                 for table, held in self.held_rows(algorithm, round, j).items():
-                    total += held.mean() * per_row[table]
+                    total += (held.mean() if len(held) else 0) * per_row[table]
         down, up = total / len(self.problem.populations)
         return RoundBytes(float(down), float(up))
 

@@ -1,4 +1,4 @@
-"""Reads the data of the coming rounds in a thread, while the current round computes.
+"""Reads the data of rounds. (A thread does so ahead of time: prefetch.py.)
 
 A round is fed in one piece, or in several if its cohort exceeds the chunk size: the chunk bounds
 memory, not the cohort. All pieces have the same shapes: places for clients of one size or a few
@@ -8,9 +8,8 @@ buffer is never written to again.
 """
 
 import copy
-import queue
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +17,17 @@ import numpy as np
 from mixfl.algorithms.contract import Algorithm, Batches, ClientFeed, Draw, Drawn
 from mixfl.engine import cohort
 from mixfl.engine.auto import GROUP, Forms
-from mixfl.engine.sizes import Places, client_shapes, counted, places, seat
+from mixfl.engine.participation import Joined, Participation
+from mixfl.engine.sizes import (
+    Places,
+    client_shapes,
+    counted,
+    local_steps,
+    needed,
+    needs_of,
+    places,
+    seat,
+)
 from mixfl.errors import MixflError
 from mixfl.problem import Problem
 from mixfl.randomness import KEYS, takes_key
@@ -33,7 +42,18 @@ class Piece(NamedTuple):
     drawn: Any  # per term, Drawn or None; only in a round's first piece
     clients: tuple  # per population and size, ClientFeed with leaves [places, ...]
     last: bool  # the round ends with this piece
-    fed: int = 0  # clients of the cohort that this piece and those before it have
+    fed: int = 0  # clients of the cohorts that this piece and those before it have
+    cohort: int = 0  # clients of the cohorts
+    lost: Mapping[str, int] = MappingProxyType({})  # clients that were drawn, and did not arrive
+
+
+def lost(joined: Sequence[Joined]) -> dict[str, int]:
+    """Only what there is."""
+    counts = {
+        "clients/dropped": sum(each.dropped for each in joined),
+        "clients/late": sum(each.late for each in joined),
+    }
+    return {name: count for name, count in counts.items() if count}
 
 
 class Draws:
@@ -107,12 +127,8 @@ class Feeder(Draws):
         self.forms = forms or Forms({})
         self.keys = keys  # clients draw at random
         self.starts = [np.asarray(t.clients.offsets) for t in problem.populations]
-        for term in problem.populations:
-            if s.cohort_size > len(term.clients):
-                raise MixflError(
-                    f"cohort_size = {s.cohort_size}, but the population '{term.name}' has "
-                    f"{len(term.clients)} clients: lower it to at most {len(term.clients)}."
-                )
+        self.joining = [Participation(t, j, s) for j, t in enumerate(problem.populations)]
+        self.capacity = max([s.cohort_size, *(p.capacity for p in self.joining)])
         self.shapes = [client_shapes(t, s) for t in problem.populations]
         self.chunk = self._chunk()
         self.places = self._places(self.chunk)
@@ -122,12 +138,12 @@ class Feeder(Draws):
         s = self.s
 
         def of(chunks: int) -> int:
-            return -(-s.cohort_size // (chunks * self.devices)) * self.devices
+            return -(-self.capacity // (chunks * self.devices)) * self.devices
 
         if s.aggregation != "mean":
             return of(1)  # compared with each other
         if s.cohort_chunk != "auto":
-            return of(-(-s.cohort_size // s.cohort_chunk))
+            return of(-(-self.capacity // s.cohort_chunk))
         chunks, most = 1, self.own[1] * CHUNK_BYTES
         while (size := self._bytes(of(chunks))) > most and of(chunks) > self.devices:
             chunks = max(-(-chunks * size // most), chunks + 1 + chunks // 10)
@@ -142,36 +158,38 @@ class Feeder(Draws):
 
     def _places(self, chunk: int) -> list[list[Places]]:
         return [
-            places(counted(np.diff(offsets), shapes), shapes, chunk, self.devices, GROUP)
-            for offsets, shapes in zip(self.starts, self.shapes, strict=True)
-        ]
+            places(
+                counted(needs_of(p.term, self.s), shapes, p.weights), shapes, chunk, self.devices,
+                GROUP,
+            )
+            for p, shapes in zip(self.joining, self.shapes, strict=True)
+        ]  # fmt: skip
 
     def pieces(self, algorithm: Algorithm, round: int) -> Iterator[Piece]:
-        feed, s = algorithm.feed, self.s
+        feed = algorithm.feed
         drawn: Any = self.drawn(algorithm, round)
         if not feed.clients or not self.problem.populations:
             yield Piece(round, drawn, (), True)
             return
-        cohorts = [
-            cohort.cohort(s.seed, round, j, len(t.clients), s.cohort_size)
-            for j, t in enumerate(self.problem.populations)
-        ]
+        joined = [p.at(round) for p in self.joining]
         shares = self._deal(round) if feed.share else None
         forms = self.forms.at(algorithm)
-        waiting = [np.arange(0) for _ in cohorts]  # positions in the cohort
-        fed = 0
-        while fed < s.cohort_size * len(cohorts):
+        sizes = [len(each.clients) for each in joined]
+        waiting = [np.arange(0) for _ in joined]  # positions in the cohort
+        fed, last = [0] * len(joined), False
+        while not last:
             if not any(map(len, waiting)):
-                start = fed // len(cohorts)
-                waiting = [np.arange(start, min(start + self.chunk, s.cohort_size))] * len(cohorts)
+                waiting = [
+                    np.arange(f, min(f + self.chunk, n)) for f, n in zip(fed, sizes, strict=True)
+                ]
             clients = []
-            for j, chosen in enumerate(cohorts):
+            for j, (chosen, *_) in enumerate(joined):
                 feeds, left = self._seated(round, j, chosen, waiting[j], shares, forms)
-                fed += len(waiting[j]) - len(left)
+                fed[j] += len(waiting[j]) - len(left)
                 waiting[j] = left
                 clients.append(feeds)
-            last = fed == s.cohort_size * len(cohorts)
-            yield Piece(round, drawn, tuple(clients), last, fed // len(cohorts))
+            last = fed == sizes
+            yield Piece(round, drawn, tuple(clients), last, sum(fed), sum(sizes), lost(joined))
             drawn = None
 
     def whole(self) -> "Feeder":
@@ -188,9 +206,10 @@ class Feeder(Draws):
 
     def _seated(self, round, population, chosen, waiting, shares, forms):
         """The feeds of a piece, one per size; and the clients that it has no place for."""
-        offsets, term = self.starts[population], self.problem.populations[population]
-        who = chosen[waiting]
-        seats, left = seat(offsets[who + 1] - offsets[who], self.places[population], self.devices)
+        term = self.problem.populations[population]
+        examples, steps = self._planned(round, population, chosen[waiting])
+        needs = needed(examples, steps, self.s)
+        seats, left = seat(needs, self.places[population], self.devices)
         feeds = []
         for (shape, count, _), seated in zip(self.places[population], seats, strict=False):
             own = seated[self._own(count)]
@@ -203,13 +222,22 @@ class Feeder(Draws):
             feeds.append(feed)
         return tuple(feeds), waiting[left]
 
+    def _planned(self, round: int, population: int, who: np.ndarray) -> tuple:
+        """How many examples these clients have, and how many steps each takes."""
+        offsets = self.starts[population]
+        examples = offsets[who + 1] - offsets[who]
+        speeds = self.joining[population].speeds(round, who)
+        return examples, local_steps(examples, self.s, speeds)
+
     def _clients(self, round, population, chosen, at, real, shape, shares) -> ClientFeed:
         """The feed of the clients at these positions of the cohort. If not `real`, masked."""
         s, term, offsets = self.s, self.problem.populations[population], self.starts[population]
         distinct, which = np.unique(at, return_inverse=True)
-        who = chosen[distinct]
-        first, sizes = offsets[who], offsets[who + 1] - offsets[who]
-        rows, mask = cohort.cohort_rows(s.seed, round, population, who, first, sizes, *shape)
+        who = chosen[distinct] if len(chosen) else distinct  # of nobody, all places are empty
+        first = offsets[who]
+        sizes, steps = self._planned(round, population, who)
+        steps = np.minimum(steps, shape.steps)  # only of a client in an empty place
+        rows, mask = cohort.cohort_rows(s.seed, round, population, who, first, sizes, *shape, steps)
         rows, mask = rows[which], mask[which]
         if not real.all():  # padding in place of clients: one row, masked
             rows[~real], mask[~real] = rows[0, 0, 0], 0
@@ -236,48 +264,7 @@ class Feeder(Draws):
     def _deal(self, round: int) -> np.ndarray:
         """[populations, S, K, |B_i|] rows of the central term."""
         s = self.s
-        shape = (len(self.starts), s.cohort_size, s.local_steps, s.client_batch)
+        shape = (len(self.starts), self.capacity, s.local_steps, s.client_batch)
         rng = cohort.generator(s.seed, round, cohort.SHARE)
         n = len(self.problem.central[0].examples)  # type: ignore[arg-type]
         return cohort.dealt_rows(rng, n, int(np.prod(shape))).reshape(shape)
-
-
-class Prefetch:
-    """Iterates over `source` in a thread, at most `ahead` items ahead."""
-
-    def __init__(self, source: Callable[[], Iterator], ahead: int = 2):
-        self.items: queue.Queue = queue.Queue(ahead)
-        self.stopped = threading.Event()
-        self.thread = threading.Thread(target=self._run, args=(source,), daemon=True)
-        self.thread.start()
-
-    def _run(self, source):
-        try:
-            for item in source():
-                if not self._put((item, None)):
-                    return
-            self._put((None, StopIteration()))
-        except BaseException as error:  # handed to the consumer
-            self._put((None, error))
-
-    def _put(self, item) -> bool:
-        while not self.stopped.is_set():
-            try:
-                self.items.put(item, timeout=0.1)
-                return True
-            except queue.Full:
-                continue
-        return False
-
-    def __iter__(self):
-        while True:
-            item, error = self.items.get()
-            if isinstance(error, StopIteration):
-                return
-            if error is not None:
-                raise error
-            yield item
-
-    def close(self):
-        self.stopped.set()
-        self.thread.join()

@@ -55,7 +55,7 @@ def _key(new: Round) -> Hashable:
     steps = tuple((type(step), repr(vars(step))) for step in new.aggregation.steps)
     return (
         *settings, tuple(term.weight for term in problem.terms), forms, steps, new.at,
-        new.long is not None, new.host, new.mesh, jax.process_count(),
+        new.long is not None, new.host, new.may_be_empty, new.mesh, jax.process_count(),
         origin.make, captured(origin.make, *losses, *optimizers),
     )  # fmt: skip
 

@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from mixfl.aggregation import Chain
-from mixfl.algorithms.contract import AfterChunk, Algorithm
+from mixfl.algorithms.contract import AfterChunk, Algorithm, Sums
 from mixfl.algorithms.origin import OF_A_RUN, Origin, traced_settings
 from mixfl.algorithms.steps import add
 from mixfl.engine import processes
@@ -77,14 +77,15 @@ class Round:
     `long`: `after_chunk` is called from the running program after each chunk of the batches drawn
     at the server. JAX's cache on disk does not keep such a program.
 
-    `host`: the loops run on the host (dispatch.py).
+    `host`: the loops run on the host (dispatch.py). `may_be_empty`: a cohort may have no clients.
     """
 
     def __init__(
         self, algorithm: Algorithm, problem: Problem, s: Settings, aggregation: Chain,
         forms: Forms, devices: int = 1, long: bool = False, origin: Origin | None = None,
-        at: int = 0, host: bool = False, platform: str = "cpu",
+        at: int = 0, host: bool = False, platform: str = "cpu", may_be_empty: bool = False,
     ):  # fmt: skip
+        self.may_be_empty = may_be_empty
         self.algorithm, self.problem, self.settings = algorithm, problem, s
         self.aggregation, self.forms, self.platform = aggregation, forms, platform
         self.origin, self.at, self.host = origin, at, host
@@ -188,7 +189,15 @@ class Round:
             self.aggregation.next(before, jax.tree.map(lambda *a: jnp.concatenate(a), *chunks))
             for before, *chunks in zip(state.aggregation, *reports, strict=True)
         ]
-        return State(after, tuple(aggregation)), info
+        return self._unless_empty(state, State(after, tuple(aggregation)), carry.sums, info)
+
+    def _unless_empty(self, before: State, after: State, sums, info):
+        """The next state. A round in which a population's sums have no weight is skipped."""
+        if not self.may_be_empty or not all(isinstance(s, Sums) for s in sums):
+            return after, info
+        empty = jnp.any(jnp.stack([s.weight <= 0 for s in sums]))
+        after = jax.tree.map(lambda old, new: jnp.where(empty, old, new), before, after)
+        return after, {**info, "rounds/skipped": empty.astype(jnp.int32)}
 
     def _shared(self):
         """Here, the devices share batches: see forms/blocks.py."""

@@ -15,11 +15,13 @@ from mixfl.engine.auto import choose_devices, choose_forms, in_fast_form, model_
 from mixfl.engine.base import Progress, RoundBytes, RoundResult
 from mixfl.engine.counting import ByteCounter
 from mixfl.engine.exactness import check_marks
-from mixfl.engine.feeding import Feeder, Prefetch
+from mixfl.engine.feeding import Feeder
 from mixfl.engine.long_round import LongRound
 from mixfl.engine.loops import slow_in_loops, unknown_operators
+from mixfl.engine.prefetch import Prefetch
 from mixfl.engine.programs import shared_round
 from mixfl.engine.round import Given, Round, State
+from mixfl.engine.sizes import cut_short
 from mixfl.errors import MixflError
 from mixfl.forms.products import products_in
 from mixfl.problem import Params, Problem
@@ -125,6 +127,11 @@ class Simulator:
                     f"no client of '{term.name}' has more than {shapes[-1].steps} batches of "
                     f"{s.client_batch}: local_steps = {s.local_steps} is never reached"
                 )
+            if many := cut_short(term, s):
+                yield (
+                    f"local_steps = {s.local_steps} ends the epochs of {many} of the "
+                    f"{len(term.clients)} clients of '{term.name}' early"
+                )
             if len(shapes) > 1:
                 sizes = ", ".join(f"{steps} x {batch}" for steps, batch in shapes)
                 yield f"clients of '{term.name}' are padded to the smallest that fits of {sizes}"
@@ -160,6 +167,7 @@ class Simulator:
                 algorithm, self.problem, self.s, self.aggregation, self.forms, self.devices,
                 long=self.long(algorithm) > 0, origin=self.algorithm.own_origin(),
                 at=round if self.algorithm.phase else 0, host=self.host, platform=self.platform,
+                may_be_empty=not all(p.always_full for p in self.feeder.joining),
             )  # fmt: skip
             program = shared_round(new)
             self.traced_before += program.traces
@@ -240,8 +248,9 @@ class Simulator:
             self.under_way.append(long)
             program.after_chunk = self._chunk_done
         if piece.last:
-            return run(program.whole, state, drawn, piece.clients)
-        long.clients = self.s.cohort_size
+            state, info = run(program.whole, state, drawn, piece.clients)
+            return state, info | piece.lost
+        long.clients = piece.cohort
         self.on_progress(long.progress())
         broadcasts = run(program.begin, state, drawn)
         carry, reports = run(program.empty, broadcasts, piece.clients, state.aggregation), []
@@ -254,7 +263,8 @@ class Simulator:
             long.clients_done = piece.fed
             self.on_progress(long.progress())
             if piece.last:
-                return run(program.finish, state, drawn, broadcasts, carry, reports)
+                state, info = run(program.finish, state, drawn, broadcasts, carry, reports)
+                return state, info | piece.lost
             piece = self._next(pieces, program)
 
     def _next(self, pieces, program: Round):

@@ -44,12 +44,41 @@ class Places(NamedTuple):
     rare: bool = False  # most pieces need none of them
 
 
+def local_steps(examples: np.ndarray, s: Settings, speeds: np.ndarray | None = None) -> np.ndarray:
+    """K_i of clients with so many examples. `speeds`: each makes only this share of its steps."""
+    batches = -(-examples // s.client_batch) * (s.local_epochs or 1)
+    steps = np.minimum(batches, s.local_steps)
+    if speeds is None:
+        return steps
+    return np.maximum(np.ceil(speeds * steps - 1e-9), 1).astype(np.int64)
+
+
+def cut_short(term: Federated, s: Settings) -> int:
+    """How many clients can't finish their epochs, because of local_steps."""
+    if s.local_epochs is None:
+        return 0
+    batches = -(-term.clients.sizes() // s.client_batch)
+    return int((batches * s.local_epochs > s.local_steps).sum())
+
+
+def fewest_steps(s: Settings) -> int:
+    """Of a client with a single batch, unless it is slow."""
+    return min(s.local_epochs or 1, s.local_steps)
+
+
+def needed(examples: np.ndarray, steps: np.ndarray, s: Settings) -> np.ndarray:
+    """How many examples a shape must have to fit clients that take so many steps."""
+    few = fewest_steps(s)
+    full = np.minimum(examples, s.client_batch)
+    return np.where(steps > few, steps * s.client_batch, few * full)
+
+
 def largest_shape(term: Federated, s: Settings) -> Shape:
     """What the largest client can fill."""
     if not term.here:
         return Shape(s.local_steps, s.client_batch)
-    largest = int(term.clients.sizes().max())
-    return Shape(min(s.local_steps, -(-largest // s.client_batch)), min(s.client_batch, largest))
+    largest = term.clients.sizes().max()
+    return Shape(int(local_steps(largest, s)), int(min(s.client_batch, largest)))
 
 
 def client_shapes(term: Federated, s: Settings) -> list[Shape]:
@@ -58,8 +87,8 @@ def client_shapes(term: Federated, s: Settings) -> list[Shape]:
     # Other aggregations hold the summands of the cohort's clients, and no others.
     if not term.here or s.aggregation != "mean":
         return shapes
-    others = halvings(shapes[0])
-    examples = np.minimum(term.clients.sizes(), shapes[0].examples)
+    others = halvings(shapes[0], fewest_steps(s))
+    examples = needs_of(term, s)
     while others and len(shapes) < MOST:
         best = min(others, key=lambda shape: work(examples, [*shapes, shape]))
         if work(examples, [*shapes, best]) > (1 - SAVED) * work(examples, shapes):
@@ -69,13 +98,20 @@ def client_shapes(term: Federated, s: Settings) -> list[Shape]:
     return sorted(shapes, key=lambda shape: shape.examples)
 
 
-def halvings(shape: Shape) -> list[Shape]:
-    """Half the steps, again and again; then half the batch. A client with several steps has full
-    batches, so a shape fits all clients that have no more examples than it has."""
+def needs_of(term: Federated, s: Settings) -> np.ndarray:
+    """`needed` of all clients of a population, as if none was slow."""
+    examples = term.clients.sizes()
+    return needed(examples, local_steps(examples, s), s)
+
+
+def halvings(shape: Shape, fewest: int = 1) -> list[Shape]:
+    """Half the steps, again and again, down to the fewest; then half the batch. A client with more
+    steps has full batches, so a shape fits all clients that need no more examples than it has."""
     found = []
-    while shape.examples > 1:
+    while shape.steps > fewest or shape.batch > 1:
         steps, batch = shape
-        shape = Shape(-(-steps // 2), batch) if steps > 1 else Shape(1, -(-batch // 2))
+        more = steps > fewest
+        shape = Shape(max(-(-steps // 2), fewest), batch) if more else Shape(steps, -(-batch // 2))
         found.append(shape)
     return found
 
@@ -92,9 +128,16 @@ def work(examples: np.ndarray, shapes: Sequence[Shape]) -> int:
     return int(counted(examples, ascending) @ np.array([shape.cost for shape in ascending]))
 
 
-def counted(examples: np.ndarray, shapes: Sequence[Shape]) -> np.ndarray:
-    """How many clients each shape is the smallest fit of."""
-    return np.bincount(smallest_fit(examples, shapes), minlength=len(shapes))
+def counted(
+    examples: np.ndarray, shapes: Sequence[Shape], weights: np.ndarray | None = None
+) -> np.ndarray:
+    """How many clients each shape is the smallest fit of. With `weights`, by which clients are
+    drawn, as many as clients drawn with equal chances would have to be."""
+    fit = smallest_fit(examples, shapes)
+    if weights is None or len(shapes) == 1:
+        return np.bincount(fit, minlength=len(shapes))
+    share = np.bincount(fit, weights / weights.sum(), len(shapes))
+    return np.ceil(share * len(examples) - 1e-9).astype(np.int64)
 
 
 def places(

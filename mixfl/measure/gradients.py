@@ -182,6 +182,10 @@ class Gradients:
             client_opt="sgd",
             clip="off",
             aggregation="mean",
+            local_epochs=None,
+            drop_rate=0,
+            late_rate=0,
+            min_speed=1,
         )
         make = functools.partial(gradients, batches=batches, divided_by=divided_by)
         self.algorithm = make(problem, s)

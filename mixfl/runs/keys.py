@@ -56,7 +56,10 @@ def settings_of(
     """The settings of a run with these keys, and the problem with the weights that they set.
     `defaults` are other ones than a key's own."""
     check_keys(problem.settings, valid=recipe.valid)
-    s = recipe.chosen({**defaults, **problem.settings, **keys})
+    keys = {**defaults, **problem.settings, **keys}
+    if keys.get("local_epochs") and "local_steps" not in keys:
+        keys["local_steps"] = steps_of_epochs(problem, keys)
+    s = recipe.chosen(keys)
     return problem.weighted(s.w_f, s.w_c), s
 
 
@@ -72,3 +75,15 @@ def preset_keys(task: Task, preset: str | None, algorithm: str) -> dict[str, Any
     keys = read_toml(task.presets[preset])
     special = keys.pop("algorithm", {}).get(algorithm, {})
     return keys | special
+
+
+def steps_of_epochs(problem: Problem, keys: Mapping[str, Any]) -> int:
+    """The steps of the largest client, so that local_steps limits none."""
+    if not all(term.here for term in problem.populations):
+        raise MixflError(
+            "local_epochs: give local_steps too, the most steps of any client. The server does not "
+            "know it, because the data is at the nodes, and what clients send depends on it."
+        )
+    s = Settings(**{k: keys[k] for k in ("local_epochs", "client_batch") if k in keys})
+    largest = max([1, *(int(term.clients.sizes().max()) for term in problem.populations)])
+    return -(-largest // s.client_batch) * (s.local_epochs or 1)

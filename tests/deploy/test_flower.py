@@ -45,6 +45,7 @@ SAME = [
     *(("two terms", a, ADAM) for a in MIXED),
     ("two populations", "2wgt", {}),
     ("random", "2wgt", {}),
+    ("two terms", "2wgt", dict(local_epochs=2, local_steps=5)),
     *(("tables", a, {}) for a in MIXED),
     ("two terms", "central", {}),
     *(
@@ -518,6 +519,8 @@ def test_a_client_refuses_a_task_of_another_release():
         (dict(min_replies=1.5), "min_replies = 1.5: expected a number above 0 and at most 1"),
         (dict(round_deadline=0), "round_deadline = 0: expected a finite number above 0"),
         (dict(over_select=0.5), "over_select = 0.5"),
+        (dict(drop_rate=0.5), "drop_rate = 0.5 can't be deployed: it simulates clients that drop"),
+        (dict(sampling="examples"), "sampling = examples can't be deployed"),
     ],
 )
 def test_bad_settings_get_a_sentence(given, message):

@@ -8,7 +8,8 @@ from problems import init, logistic, problem, settings
 import mixfl
 from mixfl.algorithms import ALGORITHMS
 from mixfl.engine import Simulator, cohort, feeding
-from mixfl.engine.feeding import Feeder, Prefetch
+from mixfl.engine.feeding import Feeder
+from mixfl.engine.prefetch import Prefetch
 from mixfl.errors import MixflError
 
 

@@ -16,6 +16,7 @@ def pages(name: str, *kinds: str) -> dict[str, str]:
 
 
 PAGES = pages("models.md", "pytorch", "flax", "equinox", "frozen")
+WHO = pages("participation.md", "who")
 RANDOM = pages("randomness.md", "images", "flax", "equinox")
 
 
@@ -34,3 +35,11 @@ def test_a_page_trains_with_draws(kind):
     assert names["result"].metrics[-1]["round"] == 5
     (term, _) = names["problem"].terms
     assert takes_key(term.loss)
+
+
+def test_a_page_draws_its_clients():
+    names: dict = {}
+    exec(compile(WHO["who"], "docs/participation.md", "exec"), names)
+    last = names["result"].metrics[-1]
+    assert last["clients/dropped"] + last["clients/late"] > 0
+    assert 0 < last["clients/federated"] < 10

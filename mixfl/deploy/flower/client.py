@@ -101,7 +101,9 @@ class Client:
         """Its batches of a round, in the order in which the simulator would read them."""
         s, n, own = self.s, len(self.term.examples), np.array([self.number], np.uint64)
         steps, batch = largest_shape(self.term, s)
-        rows, mask = cohort_rows(s.seed, round, self.population, own, [0], [n], steps, batch)
+        rows, mask = cohort_rows(
+            s.seed, round, self.population, own, [0], [n], steps, batch, [steps]
+        )
         data = {c: a[rows[0]] for c, a in self.columns.items()}
         if takes_key(self.term.loss):
             data[KEYS] = client_example_keys(

@@ -16,7 +16,7 @@ from mixfl.algorithms.contract import Recipe
 from mixfl.errors import MixflError
 from mixfl.problem import Problem
 from mixfl.runs.keys import settings_of
-from mixfl.settings import Settings, check_keys
+from mixfl.settings import KEYS, Settings, check_keys
 from mixfl.validation import LARGEST_FLOAT, Index, Positive, check_fields, key
 
 NOT_DEPLOYABLE = {  # and why
@@ -24,8 +24,14 @@ NOT_DEPLOYABLE = {  # and why
     "example-transfer": "it would send the server's examples to the clients; 1wgt and 2wgt send "
     "gradients instead",
 }
+SIMULATED = {  # and why not here
+    "sampling": "cohorts are drawn from the nodes that are connected, with equal chances",
+    "drop_rate": "it simulates clients that drop out; here they do so by themselves",
+    "late_rate": "it simulates clients that are late; here round_deadline decides",
+    "min_speed": "it simulates slow clients; here clients have their own speed",
+}
 # Keys that have no effect in a deployment.
-UNUSED = frozenset({"cohort_chunk", "devices", "first_layer", "measure"})
+UNUSED = frozenset({"cohort_chunk", "devices", "first_layer", "measure", "cohort_cap"})
 
 
 @dataclass(frozen=True)
@@ -71,4 +77,7 @@ def chosen(
     valid = {**algorithm.valid, **DEPLOYMENT_KEYS}
     check_keys(given, valid=valid, used=algorithm.uses, by=f"'{algorithm.id}' here")
     weighted, s = settings_of(problem, algorithm, given, defaults={"checkpoint_every": 1})
+    for name, why in SIMULATED.items():
+        if getattr(s, name) != KEYS[name].default:
+            raise MixflError(f"{name} = {getattr(s, name)} can't be deployed: {why}.")
     return weighted, algorithm, s, deployment
