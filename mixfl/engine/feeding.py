@@ -237,7 +237,9 @@ class Feeder(Draws):
         first = offsets[who]
         sizes, steps = self._planned(round, population, who)
         steps = np.minimum(steps, shape.steps)  # only of a client in an empty place
-        rows, mask = cohort.cohort_rows(s.seed, round, population, who, first, sizes, *shape, steps)
+        rows, mask = cohort.cohort_rows(
+            s.seed, round, population, who, first, sizes, shape.steps, shape.batch, steps
+        )
         rows, mask = rows[which], mask[which]
         if not real.all():  # padding in place of clients: one row, masked
             rows[~real], mask[~real] = rows[0, 0, 0], 0

@@ -45,7 +45,7 @@ SAME = [
     *(("two terms", a, ADAM) for a in MIXED),
     ("two populations", "2wgt", {}),
     ("random", "2wgt", {}),
-    ("two terms", "2wgt", dict(local_epochs=2, local_steps=5)),
+    ("two terms", "2wgt", dict(local_epochs=2, local_steps=5, central_steps=4)),
     *(("tables", a, {}) for a in MIXED),
     ("two terms", "central", {}),
     *(
