@@ -16,7 +16,7 @@ import click
 import numpy as np
 
 from benchmarks import report, workloads
-from benchmarks.engines import OutsideLoad, Worker, WorkerFailed, module
+from benchmarks.engines import LONGEST, OutsideLoad, Worker, WorkerFailed, module
 from benchmarks.peers import install
 from benchmarks.sgemm_worker import FLOPS
 from mixfl.cli import print_table
@@ -35,7 +35,8 @@ VARIANTS: dict[str, list[dict[str, str]]] = {
         {"TORCH_PROCESSES": "1", "TORCH_THREADS": str(os.cpu_count())},
     ],
 }
-SLOW = 4.0  # seconds of a round; engines that take longer make only one trial
+SLOW = 4.0  # seconds of a round; for engines that take longer, the second round is the only trial
+PATIENCE = 60  # seconds for the first round in another setting than the first one
 
 
 @dataclass
@@ -66,21 +67,24 @@ class Runner:
 
 
 def start(
-    engine: str, algorithm: str, command, folder: Path, env=None, slowest: float = np.inf
-) -> Runner:
-    """Starts a worker and runs the rounds that all engines share, and some more."""
+    engine: str, algorithm: str, command, folder: Path, env=None, slowest: float = np.inf,
+    alone: bool = False,
+) -> Runner:  # fmt: skip
+    """Starts a worker and runs the rounds that all engines share, and, unless it is done with these
+    (`alone`), some more."""
     worker = Worker(command, env)
     try:
         m = report.Measured(engine, algorithm)
         begun = worker.ask("init", folder=str(folder))["seconds"]
-        m.first_s = worker.run(1)
+        m.first_s = worker.run(1, LONGEST if slowest == np.inf else PATIENCE)
         m.more["start_s"] = round(begun + m.first_s, 2)
-        second = worker.run(ALIKE - 1) / (ALIKE - 1)
+        with OutsideLoad() as load:
+            second = worker.run(ALIKE - 1) / (ALIKE - 1)
         if second > slowest:
             raise WorkerFailed(f"slow: {1000 * second:.0f} ms a round")
         m.params = worker.parameters()
-        if second > SLOW:
-            return Runner(m, worker, second)
+        if second > SLOW or alone:
+            return Runner(m, worker, second, [(load.share, 1000 * second)])
         worker.run(1)
         return Runner(m, worker, worker.run(2) / 2)
     except BaseException:
@@ -159,7 +163,7 @@ def measure(runners: list[Runner], trials: int, rounds: int | None, seconds: flo
     for turn in range(trials):
         print(f"  trial {turn + 1} of {trials}", flush=True)
         for runner in runners:
-            if turn == 0 or runner.round_s <= SLOW:
+            if runner.round_s <= SLOW:
                 runner.trial(rounds, seconds)
     quick = [r for r in runners if r.round_s <= SLOW]
     for turn in range(trials):

@@ -56,9 +56,9 @@ class Worker:
             raise WorkerFailed(answer["error"])
         return answer
 
-    def run(self, rounds: int) -> float:
+    def run(self, rounds: int, longest: float = LONGEST) -> float:
         """Seconds that the rounds took."""
-        return self.ask("run", rounds=rounds)["seconds"]
+        return self.ask("run", longest, rounds=rounds)["seconds"]
 
     def parameters(self) -> dict[str, np.ndarray]:
         with tempfile.TemporaryDirectory() as folder:

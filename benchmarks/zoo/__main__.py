@@ -87,7 +87,7 @@ class More:
     def tolerance(self, measured: report.Measured, initial: dict) -> float:
         command = module("peers.torch_worker")
         try:
-            nudged = start("torch", "fedavg", command, self.folder, NUDGED)
+            nudged = start("torch", "fedavg", command, self.folder, NUDGED, alone=True)
         except WorkerFailed:
             return report.TOLERANCE
         nudged.worker.close()

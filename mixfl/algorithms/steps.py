@@ -22,8 +22,10 @@ from mixfl.optimizers import Optimizer, make
 from mixfl.problem import Central, Problem, Term
 from mixfl.settings import Settings
 
-# Up to this many steps are written out one by one in the compiled program: faster than a loop.
+# Up to this many steps are written out one by one in the compiled program: faster than a loop, if
+# the model has few arrays. With many, a loop is as fast, and compiles sooner.
 UNROLL = 4
+FEW_ARRAYS = 16
 
 
 def add(*trees):
@@ -106,7 +108,7 @@ def descend(
     carry = (x, opt_state, zeros(x) if collect else None, jnp.zeros(()))
     inputs = (batches, active)
     steps = jax.tree.leaves(inputs)[0].shape[0]
-    if steps <= UNROLL:
+    if steps <= UNROLL and len(jax.tree.leaves(x)) <= FEW_ARRAYS:
         for k in range(steps):
             carry, _ = step(carry, jax.tree.map(lambda a, k=k: a[k], inputs))
         return carry

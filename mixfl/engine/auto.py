@@ -29,7 +29,8 @@ from mixfl.trees import named_leaves
 LARGE_PARAMETER = 2**20  # numbers; measured, see docs/simulator.md
 FLOPS_PER_NUMBER = 500  # of a step's products, above which a large parameter is not what takes time
 SMALL_MODEL = 2**14  # numbers that a client trains
-GROUP = 10  # clients that train at once on a CPU, if they train few numbers
+GROUPED_MODEL = 2**12  # below it, clients train in groups on a CPU
+GROUP = 10  # clients of such a group
 AT_ONCE = 2**28  # numbers that clients train at once on an accelerator, 1 GB of float32
 
 
@@ -142,10 +143,10 @@ def clients_at_once(platform: str, clients: int, x: Params, forms: Sequence[Form
     allows: it has far more arithmetic units than one client keeps busy."""
     if platform != "cpu":
         most = max(1, AT_ONCE // max(1, trained_numbers(x, forms)))
-    elif not trains_few_numbers(x, forms):
-        most = 1
+    elif any(form.large_groups for form in forms) and trains_few_numbers(x, forms):
+        most = clients
     else:
-        most = clients if any(form.large_groups for form in forms) else GROUP
+        most = GROUP if trained_numbers(x, forms) <= GROUPED_MODEL else 1
     return max(n for n in range(1, min(most, clients) + 1) if clients % n == 0)
 
 

@@ -105,7 +105,11 @@ class Simulator:
     def state(self, x: Params) -> Any:
         """The state before the first round from the model x."""
         # Own copies: the round donates its input, and states may share arrays with each other.
-        inner = jax.tree.map(lambda a: jax.numpy.array(a, copy=True), self.algorithm.init(x))
+        # With explicit types: jnp.full(3, 0.1) has a weak one, for which JAX would compile twice.
+        inner = jax.tree.map(
+            lambda a: jax.numpy.array(a, jax.numpy.asarray(a).dtype, copy=True),
+            self.algorithm.init(x),
+        )
         clients = self.problem.populations if self.algorithm.feed.clients else ()
         return State(inner, tuple(self.aggregation.init() for _ in clients))
 

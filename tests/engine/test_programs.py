@@ -38,6 +38,20 @@ def test_other_rates_and_seeds_compile_nothing_and_count(name):
     assert (other != trained(p, name, client_lr=0.1, seed=1)).any()
 
 
+def test_a_model_of_weak_types_is_compiled_once():
+    """jnp.full(3, 0.1) has one; what a round returns has none."""
+    clients = mixfl.ClientData.from_arrays({"x": np.ones((8, 3), np.float32)}, client=np.arange(8))
+    p = mixfl.Problem(
+        lambda key: {"w": jax.numpy.full(3, 0.1)},
+        [mixfl.Federated(lambda params, batch: batch["x"] @ params["w"], clients)],
+    )
+    s = settings(cohort_size=2, client_batch=1, local_steps=1)
+    assert jax.tree.leaves(p.init(jax.random.key(0)))[0].weak_type
+    simulator = Simulator(p, fed_avg.build(p, s), s)
+    list(simulator.rounds(simulator.init(), 0, 3))
+    assert simulator.traces == 1
+
+
 def test_weights_are_not_shared():
     p = problem()
     assert (trained(p, "fedavg", w_f=0.1) != trained(p, "fedavg", w_f=0.9)).any()
