@@ -143,7 +143,9 @@ def clients_at_once(platform: str, clients: int, x: Params, forms: Sequence[Form
     allows: it has far more arithmetic units than one client keeps busy."""
     if platform != "cpu":
         most = max(1, AT_ONCE // max(1, trained_numbers(x, forms)))
-    elif any(form.large_groups for form in forms) and trains_few_numbers(x, forms):
+    elif not trains_few_numbers(x, forms):
+        most = 1
+    elif any(form.large_groups for form in forms):
         most = clients
     else:
         most = GROUP if trained_numbers(x, forms) <= GROUPED_MODEL else 1

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from mixfl.errors import MixflError
+from mixfl.pytorch.norms import BATCH_NORMS
 from mixfl.pytorch.tensors import to_numpy
 
 TOLERANCE = 1e-4  # of the largest number of a gradient
@@ -99,7 +100,27 @@ def _impure(loss, module: torch.nn.Module, batch: tuple) -> str:
             "module.eval() in the function that makes the module, or in the loss, or set dropout "
             "to 0."
         )
-    return ""
+    return _of_the_batch(loss, module, batch, first)
+
+
+def _of_the_batch(loss, module: torch.nn.Module, batch: tuple, losses: torch.Tensor) -> str:
+    """A BatchNorm without statistics of its own normalizes by those of the batch, padding too."""
+    names = [
+        name or type(layer).__name__
+        for name, layer in module.named_modules()
+        if isinstance(layer, BATCH_NORMS) and layer.running_mean is None
+    ]
+    if not names or not batch:
+        return ""
+    first = {name: np.repeat(np.asarray(c)[:1], len(c), 0) for name, c in batch[0].items()}
+    alone = loss.at(module, first, *batch[1:])
+    if _equal(alone[:1].detach(), losses[:1].detach()):
+        return ""
+    return (
+        f"depends on the other examples of its batch: {', '.join(names[:3])} has no statistics of "
+        "its own (track_running_stats=False). Convert the module in the function that makes it: "
+        "mixfl.pytorch.with_group_norm(module)."
+    )
 
 
 def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -32,6 +32,7 @@ class Large(Form):
         ("cpu", 100, SMALL, (), 10),
         ("cpu", 7, SMALL, (), 7),
         ("cpu", 13, SMALL, (), 1),  # a divisor
+        ("cpu", 100, {"w": jax.ShapeDtypeStruct((784, 10), jnp.float32)}, (), 1),
         ("cpu", 100, SMALL, (Large(),), 100),
         ("gpu", 100, LARGE, (), 100),
         ("tpu", 100, SMALL, (), 100),
