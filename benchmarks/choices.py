@@ -17,6 +17,7 @@ import numpy as np
 
 from benchmarks import workloads
 from benchmarks.engines import Worker, module
+from benchmarks.zoo.models import sized
 from mixfl.cli import print_table
 
 RESULTS = Path(__file__).parent / "choices.json"
@@ -29,6 +30,11 @@ DEVICES = {
     "text": workloads.SIZES["text"],
 }
 STEPS = (2, 8, 16, 32, 64)  # K of 5 examples each, for a layer of 64 units
+#        inputs' width, units, K, |B_i|; an MLP with a second layer
+WIDTHS = (
+    (32, 128, 2, 10), (128, 128, 2, 10), (512, 128, 2, 10), (2048, 128, 2, 10),
+    (128, 64, 5, 10), (512, 64, 5, 10), (784, 200, 5, 10), (3072, 64, 5, 10),
+)  # fmt: skip
 
 
 def versus(size: workloads.Size, ways: list[str], trials: int, seconds: float) -> list[float]:
@@ -78,8 +84,20 @@ def main(trials: int, quick: bool):
           f"{r['plain'] / r['low_rank']:.2f}"] for r in layers],
         title="ms per round of smile (S=20), a first layer of 64 units",
     )  # fmt: skip
+    widths = []
+    for D, H, K, B in WIDTHS[:2] if quick else WIDTHS:
+        size = sized("mlp", S=50, K=K, B=B, lr=0.1, clients=200, image=(D,), classes=10, hidden=H)
+        plain, low = versus(size, ["first_layer=plain", "first_layer=low-rank"], trials, seconds)
+        widths.append({"what": "width", "width": D, "units": H, "inputs": K * B, "plain": plain,
+                       "low_rank": low})  # fmt: skip
+    print_table(
+        ["width", "units", "K |B_i|", "plain", "low-rank", "ratio"],
+        [[str(r["width"]), str(r["units"]), str(r["inputs"]), f"{r['plain']:.3g}",
+          f"{r['low_rank']:.3g}", f"{r['plain'] / r['low_rank']:.2f}"] for r in widths],
+        title="ms per round of an MLP (S=50), by the width of its inputs",
+    )  # fmt: skip
     if not quick:
-        RESULTS.write_text(json.dumps([*rows, *layers], indent=1) + "\n")
+        RESULTS.write_text(json.dumps([*rows, *layers, *widths], indent=1) + "\n")
         click.echo(f"Written to {RESULTS}")
 
 

@@ -25,6 +25,7 @@ from mixfl.engine.sizes import cut_short
 from mixfl.errors import MixflError
 from mixfl.forms.products import products_in
 from mixfl.problem import Params, Problem
+from mixfl.process.memory import return_large_blocks
 from mixfl.settings import Settings
 from mixfl.trees import tree_bytes
 
@@ -228,6 +229,8 @@ class Simulator:
         feed = Prefetch(source)
         pending: Any = None
         large = tree_bytes(state) >= LARGE_STATE
+        if large:
+            return_large_blocks()
         try:
             pieces = iter(feed)
             for t in range(start, stop):

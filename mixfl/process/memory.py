@@ -4,6 +4,10 @@ A round allocates and frees buffers of tens of megabytes. By default glibc retur
 system, and the next round pays for fresh pages, which costs more than the arithmetic: adding 1 to
 42 MB of floats took 25 ms instead of 4 on a virtual machine with two Zen 3 cores.
 
+With models of tens of megabytes, a round's buffers are one block of hundreds. Such blocks are
+returned after all (`return_large_blocks`): on a heap that is never returned, the next one may not
+fit where the last one was, and the process would hold both.
+
 Call it early: threads that have allocated memory before keep their own arenas, which these settings
 don't reach (called late, a round of the smile task took 160 ms instead of 70).
 """
@@ -11,7 +15,8 @@ don't reach (called late, a round of the smile task took 160 ms instead of 70).
 import ctypes
 import functools
 
-M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_MAX, M_ARENA_MAX = -1, -2, -4, -8
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -2, -3, -4, -8
+LARGE_BLOCK = 32 << 20  # bytes; glibc takes no larger number
 
 
 @functools.cache
@@ -29,3 +34,12 @@ def keep_freed_memory() -> bool:
         return all([libc.mallopt(option, value) == 1 for option, value in settings])
     except (OSError, AttributeError):
         return False
+
+
+def return_large_blocks() -> bool:
+    """In a process that keeps freed memory. True if blocks of LARGE_BLOCK and more are returned."""
+    if not keep_freed_memory.cache_info().currsize or not keep_freed_memory():
+        return False
+    libc = ctypes.CDLL(None)
+    settings = ((M_MMAP_THRESHOLD, LARGE_BLOCK), (M_MMAP_MAX, 2**16))
+    return all([libc.mallopt(option, value) == 1 for option, value in settings])
