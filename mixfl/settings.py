@@ -132,6 +132,9 @@ class Settings:
         "auto", "convolutions in losses: products (of patches, fast in loops), plain; auto: "
         "products on a CPU",
     )  # fmt: skip
+    compute: Literal["float32", "bfloat16"] = key(
+        "float32", "how losses compute; with bfloat16, parameters and sums stay float32"
+    )
     loops: Literal["auto", "compiled", "host"] = key(
         "auto", "where the loops over clients and steps run; auto: compiled, unless an operator is "
         "found to be slow there",

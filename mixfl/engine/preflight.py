@@ -12,6 +12,7 @@ from mixfl.algorithms.contract import Broadcast
 from mixfl.engine.purity import check_pure
 from mixfl.engine.simulator import check_params
 from mixfl.errors import MixflError
+from mixfl.forms.half import in_half
 from mixfl.forms.rows import renumber, restrict, tables
 from mixfl.optimizers import has_schedule, make
 from mixfl.problem import Federated, Problem, Term, frozen_arrays, with_arrays
@@ -31,6 +32,8 @@ def preflight(problem: Problem, s: Settings, row_sparse: bool = False) -> None:
         if isinstance(term, Federated) and not term.here:
             continue  # its nodes check it
         check_loss(term, x)
+        if s.compute != "float32":
+            check_loss(in_half(problem, s).terms[problem.terms.index(term)], x, f" in {s.compute}")
         initial = functools.partial(problem.init, jax.random.key(s.seed))
         check_purity(term, x, initial)
         if row_sparse and isinstance(term, Federated) and term.rows:
@@ -60,9 +63,9 @@ def preflight(problem: Problem, s: Settings, row_sparse: bool = False) -> None:
             )
 
 
-def check_loss(term: Term, x) -> None:
+def check_loss(term: Term, x, how: str = "") -> None:
     """One floating-point loss per example, or one number for a regularizer."""
-    name, batch = _name(term), _few(term)
+    name, batch = _name(term) + how, _few(term)
     if not batch:
         value = attempt(name, lambda: jax.eval_shape(term.loss, x))
         if getattr(value, "shape", None) != ():

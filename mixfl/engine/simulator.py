@@ -23,6 +23,7 @@ from mixfl.engine.programs import shared_round
 from mixfl.engine.round import Given, Round, State
 from mixfl.engine.sizes import cut_short
 from mixfl.errors import MixflError
+from mixfl.forms.half import algorithm_in_half
 from mixfl.forms.products import products_in
 from mixfl.problem import Params, Problem
 from mixfl.process.memory import return_large_blocks
@@ -43,6 +44,7 @@ class Simulator:
     ):
         x = model_shapes(problem)
         self.platform = platform or jax.default_backend()  # what the programs are made for
+        problem, algorithm = algorithm_in_half(problem, algorithm, s)
         problem, algorithm = in_fast_form(problem, x, algorithm, s, self.platform)
         self.problem, self.algorithm, self.s = problem, algorithm, s
         self.aggregation = chain(s) if algorithm.feed.clients else Chain([])

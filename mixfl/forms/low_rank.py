@@ -202,8 +202,8 @@ def choose(c: Candidate) -> Form | Refused | None:
         reason = "the aggregation changes single numbers of what clients send"
     elif not uses_own_loss_only(c.algorithm) or not plain_steps(c.settings):
         reason = "the clients' steps are not plain SGD on their own loss"
-    elif c.settings.grad_clip != "off":
-        reason = "grad_clip needs the norm of a gradient, which is never computed here"
+    elif c.settings.grad_clip != "off" or c.settings.compute != "float32":
+        reason = "grad_clip and compute = bfloat16 need a layer's whole gradient or weights"
     elif not weights:
         reason = "no loss has a dense layer on raw inputs whose weights are used nowhere else"
     else:

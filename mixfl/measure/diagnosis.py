@@ -34,7 +34,7 @@ AGAIN = 1 << 20  # measurements use cohorts from this round on, which no run wil
 OPTIMIZERS = ("client_opt", "server_opt", "central_opt", "merge_opt")
 PLAIN: dict[str, Any] = {
     **dict.fromkeys(OPTIMIZERS, "sgd"), "central_lr": "auto", "grad_clip": "off",
-    "weight_decay": 0.0, "proximal": 0.0,
+    "weight_decay": 0.0, "proximal": 0.0, "compute": "float32",
 }  # fmt: skip
 
 

@@ -180,6 +180,7 @@ class Gradients:
             tables="dense",
             first_layer="plain",
             client_opt="sgd",
+            compute="float32",
             clip="off",
             aggregation="mean",
             local_epochs=None,

@@ -195,6 +195,7 @@ ALWAYS = {
     "grad_clip": "off",
     "weight_decay": 0.0,
     "proximal": 0.0,
+    "compute": "float32",
 }
 
 

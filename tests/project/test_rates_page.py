@@ -9,7 +9,7 @@ from problems import population, problem
 import mixfl
 
 TEXT = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
-BLOCKS = ("schedules", "client settings")
+BLOCKS = ("schedules", "client settings", "bfloat16")
 
 
 @pytest.mark.parametrize("name", BLOCKS)

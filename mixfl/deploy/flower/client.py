@@ -25,6 +25,7 @@ from mixfl.engine.preflight import attempt, check_loss, check_purity, check_rows
 from mixfl.engine.sizes import largest_shape
 from mixfl.errors import MixflError
 from mixfl.forms.base import alone
+from mixfl.forms.half import in_half
 from mixfl.forms.rows import RowForm, renumber
 from mixfl.problem import Central, Problem
 from mixfl.randomness import KEYS, takes_key
@@ -42,7 +43,8 @@ class Client:
         self.population = problem.populations.index(elsewhere)
         others = {t.name: _uncompiled(_without_data(t)) for t in problem.terms}
         terms = [self.term if t is elsewhere else others[t.name] for t in problem.terms]
-        local = dataclasses.replace(problem, terms=terms)
+        local = in_half(dataclasses.replace(problem, terms=terms), s)
+        self.term = local.populations[self.population]
         self.frozen = local.frozen_digest()
         self.algorithm = recipe.build(local, s)
         self.extra = functools.partial(self._extra, recipe, local)

@@ -40,6 +40,7 @@ from mixfl.engine.round import State
 from mixfl.engine.simulator import check_params
 from mixfl.engine.summing import compared, finite
 from mixfl.forms.base import add_to, zeros_for
+from mixfl.forms.half import in_half
 from mixfl.forms.rows import RowForm
 from mixfl.problem import Problem
 from mixfl.settings import Settings
@@ -68,6 +69,7 @@ class DeployedEngine:
         self, problem: Problem, recipe: Recipe, s: Settings, d: Deployment, grid: Grid | Link,
         note: Callable[[str], None], clock: Clock = time, out: Path | None = None,
     ):  # fmt: skip
+        problem = in_half(problem, s)
         self.problem, self.s, self.d = problem, recipe.resolve(problem, s), d
         self.clock, self.note = clock, note
         self.algorithm = recipe.build(problem, self.s)
