@@ -21,6 +21,7 @@ _WHERE = {
     "Federated": "mixfl.problem",
     "Central": "mixfl.problem",
     "per_example": "mixfl.randomness",
+    "ClientEvaluation": "mixfl.client_evaluation",
     "Settings": "mixfl.settings",
     "MixflError": "mixfl.errors",
     "Diverged": "mixfl.errors",
@@ -57,6 +58,7 @@ if TYPE_CHECKING:
         pretrain,
         two_way_gt,
     )  # fmt: skip
+    from mixfl.client_evaluation import ClientEvaluation
     from mixfl.data.columns import Ragged
     from mixfl.data.examples import ClientData, Examples
     from mixfl.data.partitioning import partition

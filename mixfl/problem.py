@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from mixfl.client_evaluation import ClientEvaluation
 from mixfl.data.examples import ClientData, Examples
 from mixfl.errors import MixflError
 from mixfl.frozen import Frozen, bound, frozen_of, with_frozen
@@ -154,7 +155,7 @@ class Problem:
     {"wikipedia/accuracy": ...}. `validate` does the same on data used for neither training nor
     evaluation; `mixfl sweep` chooses settings by it. `settings` are defaults for this problem's
     runs. `files` are texts that a trained model needs (a vocabulary), by their file names in the
-    run folder. A run that is resumed must have the same files.
+    run folder. A run that is resumed must have the same files. `client_eval` judges each client.
 
     `frozen` are arrays that losses need and nobody trains, such as a pretrained encoder: a pytree,
     or a function that loads it. A loss takes them as a parameter of that name,
@@ -169,6 +170,7 @@ class Problem:
     files: Mapping[str, str] = field(default_factory=dict)
     validate: Callable[[Params], Mapping[str, Any]] | None = None
     frozen: Any = None  # afterwards a Frozen, or None
+    client_eval: ClientEvaluation | None = None
     kept: dict = field(init=False, repr=False)  # by engines, between runs: compiled programs
 
     def __post_init__(self):
@@ -178,6 +180,8 @@ class Problem:
         if not terms or not all(isinstance(t, Federated | Central) for t in terms):
             raise MixflError("a problem needs terms: mixfl.Federated and mixfl.Central.")
         self._bind()
+        if not isinstance(self.client_eval, ClientEvaluation | None):
+            raise MixflError("client_eval: expected a mixfl.ClientEvaluation.")
         if not isinstance(self.files, Mapping):
             raise MixflError("files: expected a dict from names to texts.")
         for name, content in self.files.items():

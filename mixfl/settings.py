@@ -141,6 +141,7 @@ class Settings:
     )  # fmt: skip
     pretrain_rounds: Index | Auto = key("auto", "rounds of `central` before `fedavg`; auto: half")
     eval_every: Count = key(10, "rounds between evaluations")
+    eval_clients: Count = key(10_000, "most clients that an evaluation per client looks at")
     measure: Literal["none", "dissimilarity"] = key(
         "none", "measured with each evaluation: dissimilarity (theory/g2, theory/b2)"
     )

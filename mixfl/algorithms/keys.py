@@ -4,7 +4,7 @@ __all__ = ["AUTO_KEYS", "BATCH_KEYS", "CENTRAL_KEYS", "CLIENT_KEYS", "MERGE_KEYS
 
 RUN_KEYS = frozenset(
     {"rounds", "seed", "eval_every", "checkpoint_every", "devices", "measure", "convolutions",
-     "loops", "compute", "best_by", "keep_best", "early_stop"}
+     "loops", "compute", "best_by", "keep_best", "early_stop", "eval_clients"}
 )  # fmt: skip
 CLIENT_KEYS = frozenset(
     {"cohort_size", "client_batch", "local_steps", "client_lr", "client_opt", "weighting",

@@ -11,6 +11,8 @@ import mixfl
 from mixfl.errors import MixflError, unknown
 from mixfl.report.document import Curves, Document, Section, Series, Trial
 from mixfl.report.means import final_table, value
+from mixfl.report.over_clients import of_clients, worst
+from mixfl.report.over_clients import parts as over_clients
 from mixfl.report.style import NAMES
 from mixfl.runs.folder import read_metrics, read_status
 from mixfl.runs.sinks.terminal import SHOWN
@@ -116,13 +118,14 @@ def _section(task: str, data: str, trials: Sequence[Trial]) -> Section:
     known = [k for k in keys if any(value(row, k) is not None for t in trials for row in t.rows)]
     main = [k for k in SHOWN if k in known]
     main = main or [k for k in known if k.startswith(("eval/", "train/"))][:3]
-    others = [k for k in known if k.startswith("eval/") and k not in main]
-    parts = [Curves("Over rounds", main, series)] if main else []
+    others = [k for k in known if k.startswith("eval/") and k not in main and not of_clients(k)]
+    parts: list[Any] = [Curves("Over rounds", main, series)] if main else []
     for i in range(0, len(others), MOST):
         title = "Parts of the evaluation" + (f" ({i // MOST + 1})" if len(others) > MOST else "")
         parts.append(Curves(title, others[i : i + MOST], series))
     title = _short(task) + (f", {data}" if data else "")
-    return Section(title, [*parts, final_table("After training", series, main)])
+    parts += over_clients(series, known)
+    return Section(title, [*parts, final_table("After training", series, [*main, *worst(known)])])
 
 
 def _series(trials: Sequence[Trial]) -> list[Series]:

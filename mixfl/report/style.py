@@ -27,12 +27,20 @@ TITLES = {
     "auc": "AUC", "loss": "loss on the evaluation data", "theory/g2": "G~^2", "theory/b2": "B~^2",
 }  # fmt: skip
 
+WHAT = {  # is shown of a metric over clients
+    "": "{} of a client", "p05": "{} of clients, 5th percentile", "p50": "median client's {}",
+    "p95": "{} of clients, 95th percentile", "worst10": "worst tenth's {}",
+}  # fmt: skip
+
 PATTERNS: tuple[tuple[float, ...], ...] = ((), (5, 2), (1, 1.5), (6, 2, 1, 2), (9, 3))
 MARKERS = ("circle", "square", "diamond", "triangle-up", "triangle-down")
 
 
 def metric_title(metric: str) -> str:
     name = metric.removeprefix("eval/")
+    if name.startswith("clients/"):
+        name, _, what = name.removeprefix("clients/").partition("/")
+        return WHAT.get(what, "{} of clients, " + what).format(name)
     return TITLES.get(name, name)
 
 

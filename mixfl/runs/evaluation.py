@@ -21,8 +21,10 @@ class Evaluation:
     """A model that is being evaluated, by process 0 in its own thread. The rest of its `row` is
     known already."""
 
-    def __init__(self, problem: Problem, round: int, x: Params, row: dict[str, Any]):
-        self.problem, self.round, self.row = problem, round, row
+    def __init__(
+        self, problem: Problem, round: int, x: Params, row: dict[str, Any], most: int = 10_000
+    ):
+        self.problem, self.round, self.row, self.most = problem, round, row, most
         self.metrics: Metrics = {}
         self.error: BaseException | None = None
         only_first(lambda: self._start(one_copy(x)))
@@ -34,7 +36,7 @@ class Evaluation:
 
     def _run(self, x: Params) -> None:
         try:
-            self.metrics = evaluated(self.problem, x)
+            self.metrics = evaluated(self.problem, x, self.most)
         except BaseException as error:  # raised by `result`
             self.error = error
 
@@ -57,9 +59,15 @@ def one_copy(x: Params) -> Params:
     return jax.device_put(copy, jax.local_devices()[0])
 
 
-def evaluated(problem: Problem, x: Params) -> Metrics:
-    """The metrics of x, by `evaluate` and `validate`."""
-    judges = {"eval": ("evaluate", problem.evaluate), "valid": ("validate", problem.validate)}
+def evaluated(problem: Problem, x: Params, most: int = 10_000) -> Metrics:
+    """The metrics of x, by `evaluate`, `validate` and `client_eval` (of at most `most` clients)."""
+    each = problem.client_eval and partial(
+        problem.client_eval, most=most, **_more(problem, problem.client_eval.metric)
+    )
+    judges: dict[str, tuple[str, Any]] = {
+        "eval": ("evaluate", problem.evaluate), "valid": ("validate", problem.validate),
+        "eval/clients": ("client_eval", each),
+    }  # fmt: skip
     metrics: Metrics = {}
     for prefix, (name, judge) in judges.items():
         if judge is None:

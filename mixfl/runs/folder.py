@@ -196,6 +196,8 @@ ALWAYS = {
     "weight_decay": 0.0,
     "proximal": 0.0,
     "compute": "float32",
+    "eval_clients": 10_000,
+    "client_eval": False,
 }
 
 

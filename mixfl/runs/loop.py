@@ -212,7 +212,7 @@ class Loop:
         round_ms = clock.mean_ms(t)
         clock.restart(t)
         row = only_first(lambda: self._row(result, measured, round_ms))
-        self.pending = Evaluation(self.plan.problem, t, x, row or {})
+        self.pending = Evaluation(self.plan.problem, t, x, row or {}, self.s.eval_clients)
         if self.resolved.devices not in (1, "auto") and jax.default_backend() == "cpu":
             self._settle()
 

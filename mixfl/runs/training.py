@@ -145,7 +145,7 @@ def _checked(problem: Problem, s: Settings, engine: Engine) -> Metrics:
     """Looks for mistakes in the problem. Returns the metrics of the initial model, in process 0."""
     preflight(problem, s, engine.resolved().tables == "rows")
     # A mistake in `evaluate` shows now, not after the first rounds.
-    return only_first(lambda: evaluated(problem, one_copy(engine.init().x))) or {}
+    return only_first(lambda: evaluated(problem, one_copy(engine.init().x), s.eval_clients)) or {}
 
 
 def _finished(engine: Engine, outputs: Outputs, start: Start, choice: Choice) -> Result | None:

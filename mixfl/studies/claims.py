@@ -28,8 +28,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mixfl.errors import MixflError, unknown
+from mixfl.metrics import lower_is_better
 from mixfl.report.document import Finding
-from mixfl.runs.choice import lower_is_better
 from mixfl.studies.dissimilarity import FIRST
 from mixfl.studies.study import Setting, Study
 from mixfl.studies.trials import Done

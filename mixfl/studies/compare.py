@@ -11,6 +11,8 @@ import numpy as np
 from mixfl.engine import processes
 from mixfl.engine.preflight import preflight
 from mixfl.errors import Diverged, MixflError
+from mixfl.report.over_clients import of_clients, worst
+from mixfl.report.style import metric_title
 from mixfl.runs.plan import Plan
 from mixfl.runs.sinks.terminal import SHOWN, Quiet, number
 from mixfl.runs.training import run
@@ -135,7 +137,8 @@ def shown_metrics(outcomes: Sequence[Outcome]) -> list[str]:
     """The metrics worth a column: the best-known ones, or else the first few."""
     metrics = [k for o in outcomes for t in o.trials if t for k in t[-1]]
     known = [k for k in SHOWN if k in metrics]
-    return known or list(dict.fromkeys(k for k in metrics if k.startswith(("eval/", "train/"))))[:3]
+    others = [k for k in metrics if k.startswith(("eval/", "train/")) and not of_clients(k)]
+    return [*(known or list(dict.fromkeys(others))[:3]), *worst(metrics)]
 
 
 def rows(outcomes: Sequence[Outcome]) -> tuple[list[str], list[list[str]]]:
@@ -143,7 +146,7 @@ def rows(outcomes: Sequence[Outcome]) -> tuple[list[str], list[list[str]]]:
     metrics = shown_metrics(outcomes)
     header = [
         "algorithm",
-        *(m.removeprefix("eval/") for m in metrics),
+        *(metric_title(m) if of_clients(m) else m.removeprefix("eval/") for m in metrics),
         "ms/round",
         "KB down",
         "KB up",

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from mixfl.errors import MixflError
-from mixfl.runs.choice import lower_is_better
+from mixfl.metrics import lower_is_better
 from mixfl.runs.folder import write_whole
 from mixfl.studies.compare import Outcome, shown_metrics
 from mixfl.studies.trials import Done, Trial

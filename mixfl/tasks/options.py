@@ -13,6 +13,7 @@ UpToMillion = Annotated[int, Meta(ge=1, le=10**6)]
 UpToBillion = Annotated[int, Meta(ge=1, le=10**9)]
 Several = Annotated[int, Meta(ge=2, le=10**6)]
 VALIDATION = 0.1  # part of the training clients that is set aside if asked for
+CLIENT_EVAL_HELP = "true: also evaluate each held-out client (eval/clients/ metrics)"
 VALIDATION_HELP = "true: also evaluate on data set aside for choosing settings (valid/ metrics)"
 
 

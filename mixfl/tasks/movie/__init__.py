@@ -20,12 +20,13 @@ import jax.numpy as jnp
 import numpy as np
 from msgspec import Meta
 
+from mixfl.client_evaluation import ClientEvaluation
 from mixfl.data.examples import ClientData, Column, Examples
 from mixfl.data.synthetic.ratings import ratings
 from mixfl.errors import MixflError
 from mixfl.problem import Central, Federated, Problem
 from mixfl.tasks.chunks import over_chunks
-from mixfl.tasks.options import VALIDATION_HELP, UpToBillion
+from mixfl.tasks.options import CLIENT_EVAL_HELP, VALIDATION_HELP, UpToBillion
 from mixfl.validation import Auto, Index, Share, check_fields, key
 
 # The paper's users: 3865 for training, 483 for validation, 483 for tests, 1209 in the datacenter.
@@ -49,6 +50,7 @@ class Options:
     )
     split: Literal["test", "validation"] = key("test", "users to evaluate on: test or validation")
     validation: bool = key(False, VALIDATION_HELP)
+    client_eval: bool = key(False, CLIENT_EVAL_HELP)
     count_context: bool = key(True, "are movies of the context candidates of recall@10?")
     eval_examples: UpToBillion = key(100_000, "examples to evaluate on, at most")
     users: Annotated[int, Meta(ge=13, le=10**6)] = key(
@@ -95,6 +97,11 @@ def problem(options: Options = Options(), data: Path | None = None) -> Problem: 
         ],
         evaluate=judge(parts[options.split]),
         validate=judge(parts["validation"]) if options.validation else None,
+        client_eval=(
+            ClientEvaluation(hinge, parts[options.split], name="hinge", at_server=True)
+            if options.client_eval
+            else None
+        ),
         name="movie",
     )
 

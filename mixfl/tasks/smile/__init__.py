@@ -15,12 +15,13 @@ import jax.numpy as jnp
 import numpy as np
 from msgspec import Meta
 
+from mixfl.client_evaluation import ClientEvaluation
 from mixfl.data.examples import ClientData, Examples
 from mixfl.data.synthetic.faces import faces
 from mixfl.errors import MixflError
 from mixfl.problem import Central, Federated, Problem
 from mixfl.tasks.chunks import over_chunks
-from mixfl.tasks.options import VALIDATION_HELP, Several, Width, set_aside
+from mixfl.tasks.options import CLIENT_EVAL_HELP, VALIDATION_HELP, Several, Width, set_aside
 from mixfl.validation import Index, Share, check_fields, key
 
 EVAL_CHUNK = 1000
@@ -41,6 +42,7 @@ class Options:
     difficulty: Share = key(0.5, "of the synthetic faces, 0 to 1")
     held_out: Share = key(0.2, "part of the clients that is for evaluation")
     validation: bool = key(False, VALIDATION_HELP)
+    client_eval: bool = key(False, CLIENT_EVAL_HELP)
     data_seed: Index = key(0, "seed of the synthetic faces and of the clients held out")
 
     def __post_init__(self):
@@ -65,6 +67,7 @@ def problem(options: Options = Options(), data: Path | None = None) -> Problem: 
     size = int(np.prod(train.examples.columns["image"].shape))
     mean, scale = _statistics(smiling, unsmiling, options.inputs)
     loss = partial(image_loss, mean=mean, scale=scale)
+    each = partial(client_metrics, mean=mean, scale=scale)
     return Problem(
         init=partial(init, inputs=size, hidden=options.hidden),
         terms=[
@@ -73,6 +76,9 @@ def problem(options: Options = Options(), data: Path | None = None) -> Problem: 
         ],
         evaluate=Evaluation(held_out.examples, mean, scale),
         validate=Evaluation(validation.examples, mean, scale) if validation else None,
+        client_eval=(
+            ClientEvaluation(each, held_out, at_server=True) if options.client_eval else None
+        ),
         name="smile",
     )
 
@@ -151,6 +157,13 @@ def cross_entropy(z, smiling):
 
 def image_loss(params, batch, mean, scale):
     return cross_entropy(logits(params, batch["image"], mean, scale), batch["smiling"])
+
+
+def client_metrics(params, batch, mean, scale):
+    """Of each example, for a client's own means."""
+    z = logits(params, batch["image"], mean, scale)
+    right = (z > 0) == (batch["smiling"] == 1)
+    return {"loss": cross_entropy(z, batch["smiling"]), "accuracy": right.astype(jnp.float32)}
 
 
 class Evaluation:

@@ -14,13 +14,22 @@ import jax.numpy as jnp
 import numpy as np
 from msgspec import Meta
 
+from mixfl.client_evaluation import ClientEvaluation
 from mixfl.data.examples import ClientData, Examples
 from mixfl.data.split import held_out_clients
 from mixfl.data.synthetic.text import texts
 from mixfl.errors import MixflError
 from mixfl.problem import Central, Federated, Problem
 from mixfl.tasks.chunks import over_chunks
-from mixfl.tasks.options import VALIDATION_HELP, Several, UpToBillion, UpToMillion, Width, set_aside
+from mixfl.tasks.options import (
+    CLIENT_EVAL_HELP,
+    VALIDATION_HELP,
+    Several,
+    UpToBillion,
+    UpToMillion,
+    Width,
+    set_aside,
+)
 from mixfl.tasks.text import char_model
 from mixfl.tasks.text.vocabulary import FILE, TFF, UNKNOWN, Vocabulary
 from mixfl.validation import Index, Share, check_fields, key
@@ -44,6 +53,7 @@ class Options:
     )
     held_out: Share = key(0.1, "part of the clients and articles that is for evaluation")
     validation: bool = key(False, VALIDATION_HELP)
+    client_eval: bool = key(False, CLIENT_EVAL_HELP)
     eval_sequences: UpToBillion = key(1000, "sequences of each split that are evaluated at most")
     clients: Several = key(250, "synthetic clients, held-out ones included")
     per_client: UpToMillion = key(80, "sequences per synthetic client")
@@ -85,6 +95,9 @@ def problem(options: Options = Options(), data: Path | None = None) -> Problem: 
         ],
         evaluate=judge(test),
         validate=judge(validation) if validation else None,
+        client_eval=(
+            ClientEvaluation(loss, parts["federated"][1], at_server=True) if o.client_eval else None
+        ),
         name="text",
         files={FILE: vocabulary.to_json()},
     )  # fmt: skip
