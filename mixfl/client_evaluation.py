@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import jax
 import numpy as np
 
 from mixfl.data.examples import ClientData
@@ -91,6 +90,8 @@ class ClientEvaluation:
 
     @property
     def _program(self) -> Callable[[Any, Any, Any], dict[str, Any]]:
+        import jax  # commands that only print need not wait for it
+
         def named(params: Any, batch: Any, frozen: Any) -> dict[str, Any]:
             more = {"frozen": frozen} if takes(self.metric).frozen else {}
             values = self.metric(params, batch, **more)
