@@ -11,7 +11,6 @@ term it loads a node's own examples, at the node. For a central term it loads th
 
 import dataclasses
 import functools
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -25,6 +24,7 @@ from mixfl.frozen import Frozen, bound, frozen_of, with_frozen
 from mixfl.losses import takes
 from mixfl.per_client import per_client
 from mixfl.randomness import with_keys
+from mixfl.validation import check_files
 
 Params = Any  # a pytree of floating-point arrays
 RESERVED = {  # names of other things in a run folder
@@ -182,15 +182,7 @@ class Problem:
         self._bind()
         if not isinstance(self.client_eval, ClientEvaluation | None):
             raise MixflError("client_eval: expected a mixfl.ClientEvaluation.")
-        if not isinstance(self.files, Mapping):
-            raise MixflError("files: expected a dict from names to texts.")
-        for name, content in self.files.items():
-            plain = isinstance(name, str) and re.fullmatch(r"[\w-][\w .-]*", name)
-            if not plain or name in RESERVED or not _is_text(content):
-                raise MixflError(
-                    f"files: {name!r} must be a plain name that a run's folder has no other use "
-                    "for, and its content a text."
-                )
+        check_files(self.files, RESERVED)
         names = [t.name for t in terms]
         if len(set(names)) < len(names):
             raise MixflError(f"the terms need different names (name=...), got {names}.")
@@ -272,13 +264,6 @@ def _with_losses(terms: Sequence[Term], losses: Sequence[Callable]) -> tuple[Ter
         t if t.loss is loss else dataclasses.replace(t, loss=loss)
         for t, loss in zip(terms, losses, strict=True)
     )
-
-
-def _is_text(content: Any) -> bool:
-    try:
-        return isinstance(content, str) and bool(content.encode() or True)
-    except UnicodeEncodeError:  # half of a surrogate pair
-        return False
 
 
 def _check_rows(term: Federated) -> None:

@@ -14,7 +14,7 @@ import functools
 import operator
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import field
 from numbers import Integral, Real
 from types import UnionType
@@ -143,6 +143,26 @@ def check_keys(given: Iterable[str], *, valid, used=None, by: str = "") -> None:
             raise MixflError(
                 f"key '{name}' has no effect on {by}. It uses: {', '.join(sorted(used))}."
             )
+
+
+def check_files(files: Any, reserved: Container[str]) -> None:
+    """Texts by their file names, in a run folder that has other files too."""
+    if not isinstance(files, Mapping):
+        raise MixflError("files: expected a dict from names to texts.")
+    for name, content in files.items():
+        plain = isinstance(name, str) and re.fullmatch(r"[\w-][\w .-]*", name)
+        if not plain or name in reserved or not _is_text(content):
+            raise MixflError(
+                f"files: {name!r} must be a plain name that a run's folder has no other use "
+                "for, and its content a text."
+            )
+
+
+def _is_text(content: Any) -> bool:
+    try:
+        return isinstance(content, str) and bool(content.encode() or True)
+    except UnicodeEncodeError:  # half of a surrogate pair
+        return False
 
 
 # Tables within tables, such as a TOML file

@@ -19,6 +19,7 @@ from mixfl.runs.checkpoint import Checkpoints, where_model_is
 from mixfl.runs.choice import Choice
 from mixfl.runs.clock import RoundClock
 from mixfl.runs.counts import counted, reasons
+from mixfl.runs.endings import diverged, interrupted
 from mixfl.runs.evaluation import Evaluation, number
 from mixfl.runs.first import by_first, only_first
 from mixfl.runs.manifest import Judged
@@ -185,18 +186,7 @@ class Loop:
             raise self._diverged(t)
 
     def _diverged(self, t: int) -> Diverged:
-        s, recipe = self.s, self.plan.recipe
-        now = self.resolved.at(t - 1)
-        rates = {"client_lr": now.client_lr, "central_lr": now.eta_c, "server_lr": now.server_lr}
-        lower = [f"{k} (now {v:g})" for k, v in rates.items() if k in recipe.uses]
-        hint = f"lower {' or '.join(lower)}"
-        if recipe.id == "2wgt" and s.merge_lr != "auto":
-            hint += f", or set merge_lr = auto (now {now.merge_lr:g})"
-        kept = " The last good checkpoint is kept." if self.saved else ""
-        return Diverged(
-            f"{recipe.id} diverged in round {t}: the model is no longer finite, or no client's "
-            f"update is. To get on, {hint}.{kept}", t,
-        )  # fmt: skip
+        return diverged(self.plan.recipe, self.resolved, t, self.s.merge_lr, bool(self.saved))
 
     def _evaluate(self, result: RoundResult, clock: RoundClock) -> None:
         """Starts to evaluate a round's model, while the next rounds run.
@@ -286,15 +276,7 @@ class Loop:
         self.sinks.saved(t)
 
     def _interrupted(self, t: int) -> Interrupted:
-        if self.out is None:
-            return Interrupted(
-                f"stopped after round {t}; nothing is saved, because no folder was given. In "
-                "Python, the model and the metrics so far are the error's `result`."
-            )
-        return Interrupted(
-            f"stopped after round {t} of {self.s.rounds}; the state is saved in {self.out}. "
-            "The same command with --resume goes on."
-        )
+        return interrupted(t, self.s.rounds, self.out)
 
     def _check_end(self, rounds: int) -> None:
         """A run whose last rounds were all skipped has lost its clients: it has not finished."""
