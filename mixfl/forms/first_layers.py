@@ -14,7 +14,11 @@ from mixfl.problem import Federated
 from mixfl.randomness import batch_shapes
 
 
+COPIED = 2**15  # numbers of a weight; copies of smaller ones stay in the cache, and cost little
+
+
 class Layer(NamedTuple):
+    depth: int  # numbers of an input
     width: int
     rows: int  # inputs in a batch
     transposed: bool  # the parameter is [width, D], not [D, width]
@@ -43,7 +47,7 @@ def find_layers(traced: Traced) -> dict[str, Layer]:
             and w_is.dtype == x_is.dtype == np.float32
         ):  # fmt: skip
             layers[weight] = Layer(
-                w_is.shape[1 - w_dims[0]], x_is.shape[0], w_dims[0] == 1, i == 0,
+                w_is.shape[w_dims[0]], w_is.shape[1 - w_dims[0]], x_is.shape[0], w_dims[0] == 1, i == 0,
                 x, eqn.outvars[0],
             )  # fmt: skip
     return layers
@@ -55,6 +59,7 @@ def first_layers(term: Federated, x, rows: int) -> dict[str, Layer]:
 
 
 def pays(layer: Layer, steps: int) -> bool:
-    """Is the low-rank form likely to be faster? Its Gram matrices grow with the square of a
-    client's inputs."""
-    return steps * layer.rows <= 2 * layer.width
+    """Is the low-rank form likely to be faster? It saves a client's copies of the weight, and its
+    Gram matrices grow with the square of a client's inputs."""
+    saves = layer.depth * layer.width >= COPIED
+    return saves and steps * layer.rows <= 2 * layer.width
