@@ -129,7 +129,7 @@ class Settings:
         "auto", "dense layers on raw inputs at clients: low-rank, plain; auto: the faster one"
     )
     convolutions: Literal["auto", "products", "plain"] = key(
-        "auto", "convolutions in losses: products (of patches, fast in loops), plain; auto: "
+        "auto", "convolutions, recurrent layers in losses: products (fast in loops), plain; auto: "
         "products on a CPU",
     )  # fmt: skip
     compute: Literal["float32", "bfloat16"] = key(

@@ -45,7 +45,7 @@ def model_shapes(problem: Problem) -> Params | None:
 def in_fast_form(
     problem: Problem, x: Params | None, algorithm: Algorithm, s: Settings, platform: str = "cpu"
 ) -> tuple[Problem, Algorithm]:
-    """With convolutions as products, if any loss has some."""
+    """With convolutions and recurrent layers as products, if any loss has some."""
     plain = s.convolutions == "auto" and platform != "cpu"
     if x is None or plain or s.convolutions == "plain":
         return problem, algorithm

@@ -144,7 +144,7 @@ class Simulator:
                 yield f"clients of '{term.name}' are padded to the smallest that fits of {sizes}"
         yield from map(str, self.forms.refused)
         if terms := products_in(self.problem):
-            yield f"convolutions as products, exact and faster: {', '.join(terms)}"
+            yield f"convolutions or recurrent layers as larger products: {', '.join(terms)}"
         if self.unknown and self.host:
             yield (
                 f"{', '.join(sorted(self.unknown))}: slow in a compiled loop. The loops over "

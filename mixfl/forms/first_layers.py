@@ -13,7 +13,6 @@ from mixfl.forms.jaxpr import Traced
 from mixfl.problem import Federated
 from mixfl.randomness import batch_shapes
 
-
 COPIED = 2**15  # numbers of a weight; copies of smaller ones stay in the cache, and cost little
 
 
@@ -47,8 +46,8 @@ def find_layers(traced: Traced) -> dict[str, Layer]:
             and w_is.dtype == x_is.dtype == np.float32
         ):  # fmt: skip
             layers[weight] = Layer(
-                w_is.shape[w_dims[0]], w_is.shape[1 - w_dims[0]], x_is.shape[0], w_dims[0] == 1, i == 0,
-                x, eqn.outvars[0],
+                w_is.shape[w_dims[0]], w_is.shape[1 - w_dims[0]], x_is.shape[0],
+                w_dims[0] == 1, i == 0, x, eqn.outvars[0],
             )  # fmt: skip
     return layers
 

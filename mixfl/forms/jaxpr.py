@@ -81,10 +81,14 @@ def retraced(closed: ClosedJaxpr, replace: Mapping[str, Callable]) -> ClosedJaxp
     return jax.make_jaxpr(function)(*shapes)
 
 
-def evaluated(closed: ClosedJaxpr, args: Sequence, replace: Mapping[str, Callable]) -> list:
+def evaluated(
+    closed: ClosedJaxpr, args: Sequence, replace: Mapping[str, Callable],
+    own: Callable[[Any, list], Any] = lambda eqn, given: None,
+) -> list:  # fmt: skip
     """The results of a list of operations. `replace` has, by the name of an operation, a function
     that takes its parameters and its arguments. It may return None, and leaves the operation as it
-    is. Operations in loops, branches and checkpoints are replaced too."""
+    is. Operations in loops, branches and checkpoints are replaced too. `own` is asked first, with
+    an operation of this list and its arguments."""
     jaxpr = closed.jaxpr
     values = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*closed.consts, *args], strict=True))
 
@@ -92,12 +96,13 @@ def evaluated(closed: ClosedJaxpr, args: Sequence, replace: Mapping[str, Callabl
         return v.val if isinstance(v, Literal) else values[v]
 
     for eqn in jaxpr.eqns:
-        given, name, results = [read(v) for v in eqn.invars], eqn.primitive.name, None
-        if name == "jit":
+        given, name = [read(v) for v in eqn.invars], eqn.primitive.name
+        results = own(eqn, given)
+        if results is None and name == "jit":
             results = evaluated(eqn.params["jaxpr"], given, replace)
-        elif name in replace:
+        elif results is None and name in replace:
             results = replace[name](eqn.params, *given)
-        elif name in INSIDE and uses(eqn, replace):
+        if results is None and name in INSIDE and uses(eqn, replace):
             results = INSIDE[name](eqn.params, given, replace)
         if results is None:
             params = eqn.primitive.get_bind_params(eqn.params)

@@ -1,19 +1,22 @@
-"""Losses whose convolutions and poolings are computed in a way that is fast inside a loop.
+"""Losses whose convolutions, poolings and recurrent layers are fast inside a loop.
 
-The loss itself shows its convolutions: it is traced, and each one is replaced by the product in
-convolution.py. Unlike the other forms, this one leaves the model as it is. So it serves every
-algorithm, at clients and at the server.
+The loss itself shows its operations: it is traced. Each convolution is replaced by the product in
+convolution.py, and the gradients of a recurrent layer's weights by those in recurrence.py. Unlike
+the other forms, this one leaves the model as it is. So it serves every algorithm, at clients and at
+the server.
 """
 
 import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
 
+from mixfl.forms import recurrence
 from mixfl.forms.convolution import convolution, refused
-from mixfl.forms.jaxpr import evaluated, inner_names
+from mixfl.forms.jaxpr import INSIDE, evaluated, jaxprs_in_params
 from mixfl.forms.pooling import max_pooling
 from mixfl.problem import Problem
 from mixfl.randomness import batch_shapes, takes_key
@@ -23,7 +26,11 @@ def _convolution(p, lhs, rhs):
     return None if refused(lhs, rhs, p) else convolution(lhs, rhs, p)
 
 
-REPLACE = {"conv_general_dilated": _convolution, "reduce_window_max": max_pooling}
+REPLACE: dict[str, Callable] = {
+    "conv_general_dilated": _convolution,
+    "reduce_window_max": max_pooling,
+}
+REPLACE["scan"] = partial(recurrence.collected, replace=REPLACE)
 
 
 @dataclass(frozen=True)
@@ -50,10 +57,20 @@ class InProducts:
 
 
 def has_convolutions(loss: Callable, *args: Any) -> bool:
-    """`args` may be shapes."""
-    traced = jax.make_jaxpr(loss)(*args)
-    names = {name for eqn in traced.jaxpr.eqns for name in (eqn.primitive.name, *inner_names(eqn))}
-    return "conv_general_dilated" in names or "reduce_window_max" in names
+    """Or poolings, or recurrent layers. `args` may be shapes."""
+
+    def has(jaxpr) -> bool:
+        return any(
+            eqn.primitive.name in ("conv_general_dilated", "reduce_window_max")
+            or (eqn.primitive.name == "scan" and bool(recurrence.uses_in(eqn.params)[1]))
+            or (
+                eqn.primitive.name in (*INSIDE, "jit")
+                and any(has(inner) for inner in jaxprs_in_params(eqn.params))
+            )
+            for eqn in jaxpr.eqns
+        )
+
+    return has(jax.make_jaxpr(loss)(*args).jaxpr)
 
 
 def in_products(problem: Problem, x: Any) -> Problem:
