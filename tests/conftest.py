@@ -69,6 +69,16 @@ def pytest_collection_finish():
     gc.freeze()  # the imported modules stay: no need to look at them at every collection
 
 
+@pytest.fixture(autouse=True, scope="session")
+def small_layers():
+    """The layers of tests are small; `auto` takes the low-rank form as for large ones."""
+    from mixfl.forms import first_layers
+
+    before, first_layers.COPIED = first_layers.COPIED, 0
+    yield
+    first_layers.COPIED = before
+
+
 @pytest.fixture(autouse=True, scope="module")
 def bounded_memory():
     """JAX keeps every compiled program: gigabytes, by the end of a stage."""

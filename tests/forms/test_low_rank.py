@@ -17,7 +17,9 @@ from mixfl.algorithms.contract import CLIENT_KEYS, algorithm
 from mixfl.algorithms.steps import add, client_update, gradient, scale
 from mixfl.engine import Simulator
 from mixfl.engine.auto import clients_at_once
+from mixfl.forms import first_layers
 from mixfl.forms import low_rank as lowrank
+from mixfl.forms.first_layers import Layer, pays
 
 MIXED = ("fedavg", "pt", "1wgt", "2wgt", "pretrain")
 
@@ -68,6 +70,20 @@ def test_it_follows_the_reference(name, steps):
 def test_low_rank_is_plain(name, variant):
     simulator, _ = agree(problem(), name, settings(rounds=4, **variant), tolerance=1e-4)
     assert simulator.forms.low_rank == {"federated": ["hidden/w"]}
+
+
+@pytest.mark.parametrize(
+    ("depth", "width", "inputs", "low_rank"),
+    [
+        (21168, 64, 10, True),  # smile
+        (21168, 64, 320, False),  # more than twice as many inputs as units
+        (128, 128, 20, False),  # a small weight, whose copies cost little
+    ],
+)
+def test_it_is_chosen_where_it_pays(depth, width, inputs, low_rank, monkeypatch):
+    monkeypatch.setattr(first_layers, "COPIED", 2**15)  # as measured; see tests/conftest.py
+    layer = Layer(depth, width, inputs, False, False, None, None)
+    assert pays(layer, 1) == low_rank
 
 
 def test_a_large_rest_is_scanned(monkeypatch):
