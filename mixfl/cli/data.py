@@ -33,6 +33,7 @@ def data():
 @click.option("--split", metavar="BY", help="Hold out a part: client:F, example:F or official.")
 @click.option("--partition", metavar="P", help="iid:N or dirichlet:A:N, for data without clients.")
 @click.option("--client", metavar="NAME", help="The column that names a row's client.")
+@click.option("--text", metavar="NAME", help="The column with the text.")
 @click.option("--label", metavar="NAME", help="The column for a Dirichlet partition.")
 @click.option("--size", metavar="N", help="Side length of the images in pixels.")
 @click.option("--images", metavar="DIR", help="The folder with the images that a CSV file lists.")
@@ -44,8 +45,8 @@ def data():
 def prepare(format, source, target, **given):
     """Turn a data set into a client store.
 
-    FORMAT is celeba, tff-celeba, tff-stackoverflow, leaf, movielens, wikipedia, text-by-user,
-    images or table.
+    FORMAT is celeba, tff-celeba, tff-stackoverflow, tff-hdf5, leaf, movielens, wikipedia,
+    text-by-user, images or table.
     """
     from mixfl.data.prepare import prepare as run_prepare
     from mixfl.runs.sinks.terminal import steps

@@ -39,6 +39,7 @@ FORMATS = {
     "table": "table:Table",
     "text-by-user": "text:TextByUser",
     "tff-celeba": "tff:TffCelebA",
+    "tff-hdf5": "hdf5:TffHdf5",
     "tff-stackoverflow": "tff:TffStackOverflow",
     "wikipedia": "wikipedia:Wikipedia",
 }

@@ -36,7 +36,7 @@ from PIL import Image
 import mixfl
 from mixfl.cli.data import data as data_command
 from mixfl.data import limits
-from mixfl.data.formats import images, json_stream, reading, table
+from mixfl.data.formats import images, json_stream, parquet, reading, text
 from mixfl.data.formats.spill import Spill
 from mixfl.data.formats.tff import connect
 from mixfl.data.info import info
@@ -418,12 +418,23 @@ def test_columns_of_a_parquet_file_that_are_left_out_are_not_read(tmp_path, monk
     assert found.notes == ["columns without numbers are left out: note."]
 
 
+def test_a_text_that_rows_of_a_parquet_file_share_is_bounded(tmp_path, monkeypatch):
+    columns = {"user": ["a"] * 1000, "text": ["x" * 5000] * 1000}  # in the file once
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet")
+    assert (tmp_path / "t.parquet").stat().st_size < 10_000
+    monkeypatch.setattr(text, "LONGEST", 4999)
+    fails("text-by-user", tmp_path / "t.parquet", tmp_path, "'text' has a text of 5,000 bytes")
+    monkeypatch.setattr(text, "LONGEST", 5000)
+    monkeypatch.setattr(parquet, "ROWS", 4_000_000)
+    fails("text-by-user", tmp_path / "t.parquet", tmp_path, "1000 rows have more than 4,000,000")
+
+
 def test_rows_of_a_parquet_file_are_bounded(tmp_path, monkeypatch):
-    monkeypatch.setattr(table, "ROWS", 10_000)
+    monkeypatch.setattr(parquet, "ROWS", 10_000)
     source = tmp_path / "t.parquet"
     pq.write_table(pa.table({"client": [1, 2], "x": [[0] * 1000, [0] * 1000]}), source)
     fails("table", source, tmp_path, "t.parquet", "2 rows have more than 10,000 bytes")
-    monkeypatch.setattr(table, "FOOTER", 10)
+    monkeypatch.setattr(parquet, "FOOTER", 10)
     fails("table", source, tmp_path, "t.parquet", "damaged")
 
 

@@ -282,6 +282,23 @@ def test_text_by_user(tmp_path):
     assert result.skipped == {"texts shorter than two characters": 1}
 
 
+def test_text_by_user_in_parquet(tmp_path):
+    columns = {"author": ["a", "b", "a"], "body": ["hello", "x", "bye"], "n": [1, 2, 3]}
+    pq.write_table(pa.table(columns), tmp_path / "t.parquet")
+    done = prepare("text-by-user", tmp_path / "t.parquet", tmp_path / "s",
+                   options={"text": "body", "length": 4})  # fmt: skip
+    assert chars(contents(tmp_path / "s")["a"]["text"]) == ["hello", "bye"]
+    assert done.skipped == {"texts shorter than two characters": 1}
+    numbers = {"user": [1, 2], "text": ["hello", "bye"], "site": ["a", "b"]}
+    pq.write_table(pa.table(numbers), tmp_path / "l.parquet")
+    found = made("text-by-user", tmp_path / "l.parquet", tmp_path / "l")
+    assert {c: chars(v["text"]) for c, v in found.items()} == {"a/1": ["hello"], "b/2": ["bye"]}
+    fails("text-by-user", tmp_path / "t.parquet", tmp_path, "line 1", "'text' with one", "option")
+    missing = {"user": ["a", None], "text": ["hello", "you"]}
+    pq.write_table(pa.table(missing), tmp_path / "m.parquet")
+    fails("text-by-user", tmp_path / "m.parquet", tmp_path, "m.parquet, line 2", "an id")
+
+
 def test_text_fields(tmp_path):
     one = write(tmp_path / "t.jsonl", '{"who": "x", "text": "some text"}\n')
     found = made("text-by-user", one, tmp_path / "s", client="who")
@@ -422,6 +439,30 @@ def test_table_of_lists_and_narrow_types(tmp_path):
     }
 
 
+LISTS = {"client": [1, 2, 1, 2, 3], "t": [[], [1, 2], [3], [4, 5, 6], []],
+         "f": [[0.5], [1.0], [], [2.0], []], "y": [1, 2, 3, 4, 5]}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["t.jsonl", "t.parquet"])
+@pytest.mark.parametrize("split", [False, True])
+def test_table_of_lists_of_different_lengths(tmp_path, name, split):
+    path = table(tmp_path / name, LISTS)
+    options = {"split": "example:0.4"} if split else {}
+    done = prepare("table", path, tmp_path / "s", options=options)
+    assert sum("has lists of different lengths" in line for line in done.lines()) == 2
+    found: dict = {}
+    for part in ("train", "test") if split else (".",):
+        for columns in contents(tmp_path / "s" / part).values():
+            assert columns["t"].dtype == np.int32
+            assert columns["f"].dtype == np.float32
+            for i, y in enumerate(columns["y"].tolist()):
+                found[y] = {c: columns[c][i][: columns[f"{c}_length"][i]].tolist() for c in "tf"}
+                assert not columns["t"][i][columns["t_length"][i] :].any()
+    assert found == {y: {"t": LISTS["t"][y - 1], "f": LISTS["f"][y - 1]} for y in LISTS["y"]}
+    joined_up = made("table", path, tmp_path / "g", group=3)
+    assert joined_up["1..3"]["t_length"].tolist() == [0, 1, 2, 3, 0]
+
+
 def test_whole_numbers_too_large_to_be_exact_are_floats(tmp_path):
     path = write(tmp_path / "t.jsonl", '{"client": 1, "x": 1, "y": [1]}\n' * 2)
     path.write_text(path.read_text() + '{"client": 1, "x": 1e30, "y": [1e30]}\n')
@@ -446,7 +487,13 @@ def test_whole_numbers_too_large_to_be_exact_are_floats(tmp_path):
         ("t.csv", "client,x\na,99999999999\n", ["32 bits"]),
         ("t.csv", b"client,x\na,1\n\xff,2\n", ["line 3", "utf-8"]),
         ("t.jsonl", '{"client": 1, "x": 1}\n{"client": 1}\n', ["line 2", "'x'"]),
-        ("t.jsonl", '{"client": 1, "x": [1]}\n{"client": 1, "x": [1, 2]}\n', ["line 2", "[1]"]),
+        (
+            "t.jsonl",
+            '{"client": 1, "x": [[1]]}\n{"client": 1, "x": [[1, 2]]}\n',
+            ["line 2", "[1, 1]"],
+        ),
+        ("t.jsonl", '{"client": 1, "x": [1]}\n{"client": 1, "x": ["a", "b"]}\n', ["line 2", "[1]"]),
+        ("t.jsonl", '{"client": 1, "x": [1]}\n{"client": 1, "x": 2}\n', ["line 2", "[1]"]),
         ("t.jsonl", '{"client": 1, "x": 1}\n{"client": 1, "x": NaN}\n', ["line 2", "'nan'"]),
         ("t.jsonl", '{"client": 1, "x": 1}\n{"client": null, "x": 1}\n', ["line 2", "client"]),
         ("t.jsonl", '{"client": 1, "x": 1}\n{"client": 1, "x": "2"}\n', ["line 2", "'x'"]),
@@ -489,6 +536,25 @@ def test_leaf_larger_than_a_chunk_and_text(tmp_path):
     speech = {"ROMEO": {"x": ["to be ", "o be o"], "y": ["o", "r"]}}
     found = made("leaf", write(tmp_path / "b.json", leaf(speech)), tmp_path / "t", length=6)
     assert chars(found["ROMEO"]["text"]) == ["to be o", "o be or"]
+
+
+def test_leaf_sent140(tmp_path):
+    tweets = {
+        "ann": {
+            "x": [["1", "Mon", "NO_QUERY", "ann", "hi é"], ["2", "d", "q", "ann", ""]],
+            "y": [1, 0],
+        },
+        "bob": {"x": [["3", "Tue", "NO_QUERY", "bob", "so, no"]], "y": [0]},
+    }
+    found = made("leaf", write(tmp_path / "all_data.json", leaf(tweets)), tmp_path / "s")
+    assert "".join(map(chr, found["ann"]["text"][0][:4])) == "hi é"
+    assert found["ann"]["text_length"].tolist() == [4, 0]
+    assert found["ann"]["text"].shape == (2, 6)
+    assert found["ann"]["label"].tolist() == [1, 0]
+    assert "".join(map(chr, found["bob"]["text"][0])) == "so, no"
+    for bad in ({"x": [["1", "d", "q", "a", "text"]], "y": ["good"]}, {"x": [[1.0]], "y": [1]}):
+        text = leaf({**tweets, "cy": bad})
+        fails("leaf", write(tmp_path / "bad.json", text), tmp_path, "user 'cy', example 1")
 
 
 @pytest.mark.parametrize(
@@ -1045,5 +1111,5 @@ def test_fuzz_celeba(changes, which):
 def test_all_formats_are_there():
     assert set(preparing.FORMATS) == {
         "celeba", "images", "leaf", "movielens", "table", "text-by-user", "tff-celeba",
-        "tff-stackoverflow", "wikipedia",
+        "tff-hdf5", "tff-stackoverflow", "wikipedia",
     }  # fmt: skip

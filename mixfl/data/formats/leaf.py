@@ -2,6 +2,8 @@
 
     x, y   numbers: int32 or float32, with their own shape
     text   if x is text and y the character after it (Shakespeare): code points, as in other formats
+    text, label
+           if x is [id, date, query, user, text] (Sent140): code points, ragged, and y
 
 A file is read one user at a time.
 """
@@ -13,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from mixfl.data.columns import Ragged
 from mixfl.data.formats.base import Record
 from mixfl.data.formats.json_stream import JsonStream
-from mixfl.data.formats.reading import files, name, plain
+from mixfl.data.formats.reading import files, name, plain, whole
 from mixfl.data.formats.table import Table
 from mixfl.data.formats.text import sequences, windows
 from mixfl.errors import MixflError
@@ -23,10 +26,11 @@ from mixfl.errors import MixflError
 
 class Leaf(Table):
     options = ("partition", "length")
+    lengths_vary = False
 
     def __init__(self, *args):
         super().__init__(*args)
-        self.label, self.text = "y", False
+        self.label, self.text, self.tweets = "y", False, False
 
     def records(self) -> Iterator[Record]:
         for path in files(self.source, ".json"):
@@ -64,8 +68,15 @@ class Leaf(Table):
             if isinstance(a, str):
                 yield self.text_record(f"{place}, example {i + 1}", client, a, b)
                 continue
+            if isinstance(a, list) and len(a) >= 5 and all(isinstance(v, str) for v in a):
+                yield self.tweet(f"{place}, example {i + 1}", client, a[4], b)
+                continue
             row = {"x": a, "y": b, "client": client}
-            if self.text or not all(isinstance(v, int | float | list) for v in (a, b)):
+            if (
+                self.text
+                or self.tweets
+                or not all(isinstance(v, int | float | list) for v in (a, b))
+            ):
                 raise MixflError(f"{place}, example {i + 1}: expected numbers in x and y.")
             if not self.shapes:
                 self.choose(path, at, row)
@@ -75,7 +86,7 @@ class Leaf(Table):
 
     def text_record(self, place: str, client: str, x: str, y: Any) -> Record:
         sequence = plain(x + y) if isinstance(y, str) else ""
-        if self.shapes or not isinstance(y, str) or len(y) != 1 or len(sequence) < 2:
+        if self.shapes or self.tweets or not isinstance(y, str) or len(y) != 1 or len(sequence) < 2:
             raise MixflError(
                 f"{place}: x is {x[:40]!r}, y is {json.dumps(y)[:40]}. If x is text, y must be the "
                 "character after it. For images by name, use the format celeba or images."
@@ -83,12 +94,27 @@ class Leaf(Table):
         self.text = True
         return Record(client, sequence.encode(), label=y)
 
+    def tweet(self, place: str, client: str, text: str, y: Any) -> Record:
+        label = whole(str(y), -(2**31))
+        if self.shapes or self.text or label is None:
+            raise MixflError(
+                f"{place}: y is {json.dumps(y)[:40]}. If x is [id, date, query, user, text], as in "
+                "Sent140, y must be a whole number in all examples."
+            )
+        self.tweets = True
+        return Record(client, f"{label}\0{plain(text)}".encode(), label=str(label))
+
     def count(self, payloads: list[bytes]) -> int:
         if not self.text:
             return super().count(payloads)
         return sum(sequences(p.decode(), self.given.length) for p in payloads)
 
-    def build(self, payloads: list[bytes]) -> dict[str, np.ndarray]:
+    def build(self, payloads: list[bytes]) -> dict[str, Any]:
+        if self.tweets:
+            pairs = [p.decode().split("\0") for p in payloads]
+            points = (np.frombuffer(text.encode("utf-32-le"), "<i4") for _, text in pairs)
+            labels = np.array([int(label) for label, _ in pairs], np.int32)
+            return {"text": Ragged.from_lists(points), "label": labels}
         if not self.text:
             return super().build(payloads)
         rows = [windows(p.decode(), self.given.length) for p in payloads]

@@ -35,6 +35,7 @@ class Options:
     limit: Annotated[int, Meta(ge=1, le=2**62)] | None = key(None, "rows of the source to read")
     seed: Annotated[int, Meta(ge=0, le=2**62)] = key(0, "seed of partitions and splits")
     client: Text | None = key(None, "the column or field that names a row's client")
+    text: Text | None = key(None, "the column or field with the text")
     label: Text | None = key(None, "the column for a partition by label")
     partition: Partition | None = None
     images: Text | None = key(None, "the folder that paths in a file are relative to and stay in")

@@ -1,8 +1,9 @@
 """Tables with a client column: Parquet, CSV (with a header), JSON lines.
 
-Columns of numbers, or of lists of numbers of equal length, become columns of the store. Others are
-left out and listed. The first row of a CSV or JSONL file decides which columns have numbers. Whole
-numbers become int32, others float32; Parquet's narrower types stay.
+Columns of numbers, of lists of numbers, or of arrays of one shape become columns of the store;
+lists of different lengths become a ragged one. Others are left out and listed. The first row of a
+CSV or JSONL file decides which columns have numbers. Whole numbers become int32, others float32;
+Parquet's narrower types stay.
 """
 
 import math
@@ -14,10 +15,12 @@ from typing import Any
 
 import numpy as np
 
+from mixfl.data.columns import Ragged
 from mixfl.data.formats.base import Format, Record
 from mixfl.data.formats.images import csv_rows
+from mixfl.data.formats.parquet import parquet_rows
 from mixfl.data.formats.reading import files, json_lines, name, plain, wrong
-from mixfl.data.limits import FOOTER, LISTS, ROWS, SHORT_LINE
+from mixfl.data.limits import SHORT_LINE
 from mixfl.errors import MixflError
 
 NUMBER = re.compile(r"\s*[-+]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?\s*")
@@ -29,10 +32,12 @@ Row = tuple[int, dict[str, Any]]  # its line (or row number) and its values
 
 class Table(Format):
     options: tuple[str, ...] = ("client", "label", "partition")
+    lengths_vary = True  # lists of different lengths are no error
 
     def __init__(self, *args):
         super().__init__(*args)
         self.shapes: dict[str, tuple[int, ...]] = {}  # of the columns that are kept
+        self.ragged: set[str] = set()  # columns of lists of different lengths
         self.kinds: dict[str, np.dtype] = {}  # from Parquet's schema; otherwise by the values
         self.fractions: set[str] = set()  # columns with a value that is not whole
         self.client = self.given.client or "client"
@@ -53,7 +58,7 @@ class Table(Format):
         if suffix in (".jsonl", ".ndjson"):
             return json_lines(path, self.meter)
         if path.suffix == ".parquet":
-            return self.parquet(path)
+            return parquet_rows(path, self.meter, self.wanted)
         raise MixflError(f"{path}: expected a file that ends in {', '.join(SUFFIXES)}.")
 
     def field(self, column: str, text: str) -> str | float:
@@ -62,45 +67,18 @@ class Table(Format):
             return float(text)
         return text
 
-    def parquet(self, path: Path) -> Iterator[Row]:
-        import pyarrow.parquet as pq
-
-        number = 0
-        limits = {
-            "thrift_string_size_limit": FOOTER, "thrift_container_size_limit": LISTS,
-            "pre_buffer": False,
-        }  # fmt: skip
-        try:
-            with pq.ParquetFile(path, **limits) as file:
-                names = file.schema_arrow.names
-                wanted, texts = self.wanted(file.schema_arrow)
-            # A text that many rows share is in the file once, and stays so in a dictionary.
-            with pq.ParquetFile(path, read_dictionary=texts, **limits) as file:
-                total = max(file.metadata.num_rows, 1)
-                for batch in file.iter_batches(batch_size=1024, columns=wanted):
-                    if bad := _too_large(batch):
-                        raise wrong(path, number + 1, bad)
-                    for row in batch.to_pylist():
-                        number += 1
-                        yield number, dict.fromkeys(names) | row
-                    self.meter.at(number, total, f"reading {path.name}")
-        except (MixflError, GeneratorExit):
-            raise
-        except Exception as error:  # a damaged file can make Arrow raise anything
-            raise wrong(path, number + 1, f"the Parquet file is damaged: {error}.") from None
-
-    def wanted(self, schema: Any) -> tuple[list[str], list[str]]:
+    def wanted(self, schema: Any) -> tuple[list[str], dict[str, int]]:
         """The columns of a Parquet file to read (numbers, the client and the label), and which of
         them are texts."""
         import pyarrow as pa
 
-        names, texts = [], []
+        names, texts = [], {}
         for field in schema:
             kind = _leaf(field.type)
             if pa.types.is_integer(kind) or pa.types.is_floating(kind):
                 self.kinds.setdefault(field.name, np.dtype(kind.to_pandas_dtype()))
             elif field.name in (self.client, self.label) and pa.types.is_string(field.type):
-                texts.append(field.name)
+                texts[field.name] = SHORT_LINE
             elif not pa.types.is_boolean(kind) and field.name not in (self.client, self.label):
                 continue
             names.append(field.name)
@@ -112,7 +90,7 @@ class Table(Format):
             if column == self.client:
                 continue
             a = _array(value)
-            if a is None or not a.size:
+            if a is None or (not a.size and (a.ndim != 1 or not self.lengths_vary)):
                 others.append(column)
             else:
                 self.shapes[column] = a.shape
@@ -134,7 +112,14 @@ class Table(Format):
                     self.fractions.add(column)
                 continue
             a = _array(value)
-            if a is None or a.shape != shape:
+            if a is not None and a.ndim == len(shape) == 1 and self.lengths_vary:
+                if a.shape != shape and column not in self.ragged:
+                    self.ragged.add(column)
+                    self.notes.append(
+                        f"column '{column}' has lists of different lengths: they are padded when "
+                        f"they are read, and '{column}_length' is beside them."
+                    )
+            elif a is None or a.shape != shape:
                 raise wrong(
                     path, number, f"column '{column}' has {str(row.get(column))[:40]!r}: expected "
                     f"{'a number' if not shape else f'numbers of the shape {list(shape)}'}, as in "
@@ -142,6 +127,8 @@ class Table(Format):
                 )  # fmt: skip
             if column not in self.fractions and ((a % 1 != 0) | (np.abs(a) >= EXACT)).any():
                 self.fractions.add(column)
+            if len(shape) == 1:
+                values.append(len(a))
             values.frombytes(a.tobytes())
         client = name(row.get(self.client))
         if client is None and self.given.partition is None:
@@ -156,33 +143,40 @@ class Table(Format):
             label=None if label is None else plain(str(label)),
         )  # fmt: skip
 
-    def build(self, payloads: list[bytes]) -> dict[str, np.ndarray]:
+    def build(self, payloads: list[bytes]) -> dict[str, Any]:
+        if self.ragged:
+            return self.build_lists(payloads)
         flat = np.frombuffer(b"".join(payloads), np.float64).reshape(len(payloads), -1)
         columns, at = {}, 0
         for column, shape in self.shapes.items():
+            at += len(shape) == 1  # the list's length
             width = math.prod(shape)
-            a = flat[:, at : at + width].reshape(len(flat), *shape)
-            default = np.float64 if column in self.fractions else np.int64
-            columns[column] = a.astype(self.kinds.get(column, np.dtype(default)))
+            columns[column] = flat[:, at : at + width].reshape(len(flat), *shape).astype(
+                self.dtype(column)
+            )  # fmt: skip
             at += width
         return columns
 
+    def build_lists(self, payloads: list[bytes]) -> dict[str, Any]:
+        rows: dict[str, list[np.ndarray]] = {column: [] for column in self.shapes}
+        for payload in payloads:
+            flat, at = np.frombuffer(payload, np.float64), 0
+            for column, shape in self.shapes.items():
+                width = int(flat[at]) if len(shape) == 1 else math.prod(shape)
+                at += len(shape) == 1
+                rows[column].append(flat[at : at + width])
+                at += width
+        return {c: self.column(c, values) for c, values in rows.items()}
 
-def _too_large(batch: Any) -> str:
-    """What is too large in these rows of a Parquet file; empty if nothing is."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
+    def column(self, name: str, rows: list[np.ndarray]) -> Any:
+        if name in self.ragged:
+            ends = np.cumsum([0, *map(len, rows)])
+            return Ragged([np.concatenate(rows).astype(self.dtype(name))], [ends])
+        return np.stack(rows).reshape(len(rows), *self.shapes[name]).astype(self.dtype(name))
 
-    if batch.nbytes > ROWS:
-        return f"{batch.num_rows} rows have more than {ROWS:,} bytes."
-    for title, column in zip(batch.schema.names, batch.columns, strict=True):
-        if pa.types.is_dictionary(column.type) and pa.types.is_string(column.type.value_type):
-            longest = pc.max(pc.binary_length(column.dictionary)).as_py() or 0
-            if longest > SHORT_LINE:
-                return (
-                    f"column '{title}' has a text of {longest:,} bytes, more than {SHORT_LINE:,}."
-                )
-    return ""
+    def dtype(self, column: str) -> np.dtype:
+        default = np.float64 if column in self.fractions else np.int64
+        return self.kinds.get(column, np.dtype(default))
 
 
 def _leaf(kind: Any) -> Any:

@@ -10,11 +10,15 @@ when a model is trained.
 import html
 import re
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from mixfl.data.formats.base import Format, Record
+from mixfl.data.formats.parquet import parquet_rows
 from mixfl.data.formats.reading import files, json_lines, name, plain, wrong
+from mixfl.data.limits import LONGEST, SHORT_LINE
 
 USER = ("user", "user_id", "client", "client_id", "author")
 
@@ -43,28 +47,44 @@ class Text(Format):
 
 
 class TextByUser(Text):
-    """JSON lines: {"user": id, "texts": [text, ...]} (or "text"), and optionally "site"."""
+    """JSON lines: {"user": id, "texts": [text, ...]} (or "text"), and optionally "site". Parquet:
+    columns with a user and a text."""
 
-    options = ("length", "normalize", "client")
+    options = ("length", "normalize", "client", "text")
 
     def records(self) -> Iterator[Record]:
         keys = (self.given.client,) if self.given.client else USER
+        field = self.given.text or "text"
         for path in files(self.source):
-            for number, row in json_lines(path, self.meter):
+            for number, row in self.rows(path, (*keys, "site"), field):
                 key = next((k for k in keys if k in row), None)
                 user = name(row[key]) if key else None
-                texts = row.get("texts", [row["text"]] if "text" in row else None)
+                texts = [row[field]] if field in row else row.get("texts")
                 good = isinstance(texts, list) and all(isinstance(t, str) for t in texts)
                 if user is None or not good:
                     raise wrong(
                         path, number, f"has the fields {', '.join(map(repr, list(row)[:8]))}: "
                         f"expected one of {', '.join(keys)} with an id, and 'texts' with a list "
-                        "of texts or 'text' with one. Name another field with the option client."
+                        f"of texts or '{field}' with one. Name other fields with the options "
+                        "client and text."
                     )  # fmt: skip
                 site = name(row.get("site"))
                 client = f"{site}/{user}" if site else user
                 for text in texts or []:
                     yield from self.pieces(client, text, site or "")
+
+    def rows(self, path: Path, names: tuple, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
+        if path.suffix != ".parquet":
+            return json_lines(path, self.meter)
+
+        def choose(schema: Any) -> tuple[list[str], dict[str, int]]:
+            plain = {f.name: str(f.type) for f in schema if f.type.num_fields == 0}
+            wanted = [c for c in plain if c in (*names, text)]
+            texts = [c for c in wanted if "string" in plain[c]]
+            return wanted, {c: LONGEST if c == text else SHORT_LINE for c in texts}
+
+        rows = parquet_rows(path, self.meter, choose)
+        return ((n, {c: v for c, v in row.items() if v is not None}) for n, row in rows)
 
 
 def sequences(text: str, length: int) -> int:
