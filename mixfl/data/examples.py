@@ -20,7 +20,11 @@ from mixfl.errors import MixflError
 
 @dataclass(frozen=True, eq=False)
 class Examples:
-    """Named columns of equal length, or a subset of their rows."""
+    """Named columns of equal length, or a subset of their rows.
+
+    examples = mixfl.Examples.from_arrays({"x": x, "y": y})
+    examples.take(np.array([0, 5]))  # {"x": [2, ...], "y": [2]}
+    """
 
     columns: dict[str, Column]
     rows: np.ndarray | None = None  # a subset, as an index into the columns
@@ -59,7 +63,12 @@ class Examples:
 
 @dataclass(frozen=True, eq=False)
 class ClientData:
-    """Examples grouped by client: client i has the rows offsets[i] to offsets[i + 1] - 1."""
+    """Examples grouped by client: client i has the rows offsets[i] to offsets[i + 1] - 1.
+
+    clients = mixfl.ClientData.from_arrays({"x": x, "y": y}, client=user)
+    clients.write("store")
+    clients = mixfl.ClientData.open("store")  # memory-mapped
+    """
 
     examples: Examples
     offsets: np.ndarray  # [clients + 1]
@@ -69,7 +78,10 @@ class ClientData:
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray], client) -> "ClientData":
         """Makes client data from columns and a column with each row's client (numbers or
-        strings)."""
+        strings).
+
+            clients = mixfl.ClientData.from_arrays({"x": x, "y": y}, client=user)
+        """
         columns = checked(arrays)
         client = np.asarray(client)
         n = len(next(iter(columns.values())))
@@ -95,7 +107,10 @@ class ClientData:
     @classmethod
     def from_clients(cls, clients: Mapping[Any, Mapping[str, Any]]) -> "ClientData":
         """Makes client data from one dict of columns per client. Clients without examples are
-        dropped and counted."""
+        dropped and counted.
+
+            clients = mixfl.ClientData.from_clients({"ann": {"x": xa, "y": ya}, "bob": ...})
+        """
         kept = {}
         for c, columns in clients.items():
             try:
