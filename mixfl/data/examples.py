@@ -22,8 +22,10 @@ from mixfl.errors import MixflError
 class Examples:
     """Named columns of equal length, or a subset of their rows.
 
-    examples = mixfl.Examples.from_arrays({"x": x, "y": y})
-    examples.take(np.array([0, 5]))  # {"x": [2, ...], "y": [2]}
+        examples = mixfl.Examples.from_arrays({"x": x, "y": y})
+        examples.take(np.array([0, 5]))  # {"x": [2, ...], "y": [2]}
+
+    Only the rows that are taken are read.
     """
 
     columns: dict[str, Column]
@@ -65,9 +67,11 @@ class Examples:
 class ClientData:
     """Examples grouped by client: client i has the rows offsets[i] to offsets[i + 1] - 1.
 
-    clients = mixfl.ClientData.from_arrays({"x": x, "y": y}, client=user)
-    clients.write("store")
-    clients = mixfl.ClientData.open("store")  # memory-mapped
+        clients = mixfl.ClientData.from_arrays({"x": x, "y": y}, client=user)
+        clients.write("store")
+        clients = mixfl.ClientData.open("store")
+
+    What is opened is memory-mapped: only the rows that are taken are read.
     """
 
     examples: Examples

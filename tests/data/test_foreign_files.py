@@ -98,6 +98,12 @@ def test_other_kinds_of_image_are_not(tmp_path, kind):
         images.read_image(path, None)
 
 
+def test_pixels_of_16_bits_are_not_cut_to_8(tmp_path):
+    Image.fromarray(np.full((4, 6), 30_000, np.uint16)).save(tmp_path / "x.png")
+    with pytest.raises(MixflError, match="its pixels are not 8-bit: I;16"):
+        images.read_image(tmp_path / "x.png", None)
+
+
 def test_an_image_that_unpacks_to_too_many_pixels_is_refused(tmp_path, monkeypatch):
     path = tmp_path / "x.png"
     Image.new("1", (10_000, 10_000)).save(path)

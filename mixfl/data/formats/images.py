@@ -43,6 +43,8 @@ def read_image(
             with Image.open(path, formats=READ) as image:
                 if image.width * image.height > PIXELS:
                     raise Image.DecompressionBombError
+                if image.mode.startswith(("I", "F")):  # converting would cut them to 255
+                    raise ValueError(f"its pixels are not 8-bit: {image.mode}")
                 rgb = image.convert("L" if gray and image.mode in ("1", "L") else "RGB")
                 if size is not None and rgb.size != (size, size):
                     rgb = rgb.resize((size, size), Image.Resampling.BILINEAR)
