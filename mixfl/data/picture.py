@@ -135,12 +135,13 @@ def _heat(figure: Any, axes: Any, counts: np.ndarray, shown: list[str]) -> None:
     share = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     order = np.lexsort((-share.max(1), share.argmax(1)))
     parts = np.array_split(share[order], min(COLUMNS, len(share)))
-    from matplotlib.colors import LinearSegmentedColormap
+    from matplotlib.colors import LinearSegmentedColormap, PowerNorm
 
     colors = LinearSegmentedColormap.from_list("share", ["#f5f7fa", "#7cc4e8", BLUE, "#0b2545"])
+    # From 0 to 1, whatever the data: clients that are alike look so.
     image = axes.imshow(
-        np.array([part.mean(0) for part in parts]).T, aspect="auto", cmap=colors, vmin=0,
-        vmax=max(0.25, float(share.max())), interpolation="nearest",
+        np.array([part.mean(0) for part in parts]).T, aspect="auto", cmap=colors,
+        norm=PowerNorm(0.7, 0, 1), interpolation="nearest",
         extent=(0, len(counts), len(shown) - 0.5, -0.5),
     )  # fmt: skip
     axes.set_yticks(range(len(shown)), [name[:16] for name in shown],
@@ -167,12 +168,13 @@ def _totals(axes: Any, counts: np.ndarray) -> None:
 def _sizes(axes: Any, sizes: np.ndarray) -> None:
     low, high = max(int(sizes.min()), 1), int(sizes.max())
     wide = high > 20 * low
-    if high - low < 60:
+    bins = int(np.clip(2 * np.sqrt(len(sizes)), 12, 50))
+    if high - low < bins:
         edges = np.arange(low, high + 2) - 0.5
     elif wide:
-        edges = np.unique(np.geomspace(low, high + 1, 50).round()) - 0.5
+        edges = np.unique(np.geomspace(low, high + 1, bins + 1).round()) - 0.5
     else:
-        edges = np.linspace(low, high, 50)
+        edges = np.linspace(low, high, bins + 1)
     axes.hist(sizes, edges, color=BLUE, rwidth=0.92 if not wide else 1, linewidth=0)
     middle = float(np.median(sizes))
     axes.axvline(middle, color="#D55E00", linewidth=1.4)
@@ -184,6 +186,8 @@ def _sizes(axes: Any, sizes: np.ndarray) -> None:
         axes.set_xscale("log")
     axes.xaxis.set_major_formatter(_number)
     axes.yaxis.set_major_formatter(_number)
+    if high - low < 6:  # a bar of ordinary width
+        axes.set_xlim(low - 4, high + 4)
     axes.set_xlabel("examples of a client")
     axes.set_ylabel("clients")
     _plain(axes)
@@ -198,7 +202,7 @@ def _plain(axes: Any, grid: str | bool = "y") -> None:
         axes.spines[side].set_visible(side == "bottom" and bool(grid))
         axes.spines[side].set_color(SOFT)
     axes.tick_params(length=0, colors=INK, which="both")
-    axes.margins(y=0.06)
+    axes.margins(y=0.14)
     axes.xaxis.label.set_color(INK)
     axes.yaxis.label.set_color(INK)
     if grid:
