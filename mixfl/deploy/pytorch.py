@@ -53,7 +53,7 @@ def client_update(
     for k in np.flatnonzero(mask.any(axis=1)):
         batch = {name: column[k][mask[k]] for name, column in feed.batches.data.items()}
         opt.zero_grad(set_to_none=False)
-        value = term.weight * loss.at(module, batch).mean()
+        value = term.weight * loss.together(module, batch).mean()
         value.backward()
         for name, p in named.items():
             if p.grad is None:

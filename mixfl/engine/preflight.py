@@ -107,7 +107,7 @@ def _few(term: Term) -> tuple:
 
 
 def _hint(term: Term) -> str:
-    if not takes_key(term.loss):
+    if not takes_key(term.loss) or hasattr(term.loss, "in_pytorch"):
         return ""
     return (
         ". Its third parameter is an array of JAX keys, one per example: use jax.vmap, or "

@@ -1,7 +1,7 @@
 """A loss as a JAX function that calls PyTorch, out of the compiled program, for values and
 derivatives. Right for every loss, and slow."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from mixfl.pytorch.tensors import tensor, to_numpy
+from mixfl.randomness import KEYS
 
 # Calls from a compiled program run in this thread: in XLA's own threads, PyTorch crashes with large
 # arrays (seen with JAX 0.10.2 and PyTorch 2.13).
@@ -59,14 +60,31 @@ def losses(loss, params, *batch):
 
 
 class InPyTorch:
-    """What PyTorch computes, from arrays to arrays. A subclass has `model` and `function`."""
+    """What PyTorch computes, from arrays to arrays. A subclass has `model`, `function` and
+    `takes_key`."""
 
     model: Any
     function: Callable
+    takes_key: bool
 
     def at(self, module: torch.nn.Module, *batch) -> torch.Tensor:
-        tensors = ({name: tensor(column) for name, column in b.items()} for b in batch)
-        return self.function(module, *tensors)
+        """The losses. If they draw, one by one: each example has a generator of its own."""
+        if not self.takes_key:
+            return self.together(module, *batch)
+        (data,) = batch
+        ones = ({n: a[i : i + 1] for n, a in data.items()} for i in range(len(data[KEYS])))
+        return torch.cat([self.together(module, one) for one in ones])
+
+    def together(self, module: torch.nn.Module, *batch) -> torch.Tensor:
+        """The losses, all at once. If they draw, then all from the first example's key."""
+        if not self.takes_key:
+            return self.function(module, *map(_tensors, batch))
+        (data,) = batch
+        words = np.array(data[KEYS], np.uint32)
+        columns = {name: a for name, a in data.items() if name != KEYS}
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(words[0, 0]) << 32 | int(words[0, 1]))
+            return self.function(module, _tensors(columns), tensor(words.view(np.int32)))
 
     def values(self, params, *batch):
         with torch.no_grad():
@@ -106,6 +124,10 @@ class InPyTorch:
             allow_unused=True, materialize_grads=True, **more,
         )  # fmt: skip
         return dict(zip(named, slopes, strict=True))
+
+
+def _tensors(batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    return {name: tensor(column) for name, column in batch.items()}
 
 
 def _arrays(tensors: dict[str, torch.Tensor]) -> dict[str, np.ndarray]:

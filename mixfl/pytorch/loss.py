@@ -1,6 +1,7 @@
 """A loss in PyTorch, as a function that JAX can differentiate."""
 
 import copy
+import inspect
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -10,19 +11,31 @@ import jax
 import numpy as np
 
 from mixfl.engine.purity import ImpureLoss
+from mixfl.errors import MixflError
 from mixfl.frozen import Frozen
+from mixfl.losses import takes
 from mixfl.pytorch import callbacks
 from mixfl.pytorch.trial import Verdict, failed, tried
+from mixfl.randomness import trial_batch
 
 EXAMPLES = 3  # in a trial; unlike most sizes in a model
 
 
 class Loss(callbacks.InPyTorch):
     """`function(module, batch)`, as loss(params, batch). It is compiled if a trial says that it can
-    be. Before it was tried, and otherwise, PyTorch is called."""
+    be. Before it was tried, and otherwise, PyTorch is called.
+
+    `function(module, batch, key)` may draw: PyTorch's random operators, such as Dropout, then draw
+    from the examples' keys, and `batch` has the column KEYS (randomness.py)."""
 
     def __init__(self, model: Any, function: Callable):
         self.model, self.function = model, function
+        self.takes_key = takes(function).key
+        if "key" in list(inspect.signature(function).parameters)[1:2]:
+            raise MixflError(
+                "a loss without data takes no key: there are no examples to draw for. It is "
+                "function(module); with data and draws, function(module, batch, key)."
+            )
         self.term: Any = None
         self.compile = True
         self.given: Any = None  # in place of the model's frozen arrays
@@ -100,7 +113,7 @@ class Loss(callbacks.InPyTorch):
             return ()
         if self.term is not None and getattr(self.term, "here", True) and self.term.examples:
             examples = self.term.examples
-            few = (examples.take(np.arange(EXAMPLES) % len(examples)),)
+            few = (trial_batch(self.term, np.arange(EXAMPLES) % len(examples)),)
             if _kind(few) == kind:
                 return few
         if any(isinstance(a, jax.core.Tracer) for a in jax.tree.leaves(batch)):

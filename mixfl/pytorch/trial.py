@@ -14,6 +14,7 @@ import torch
 from mixfl.errors import MixflError
 from mixfl.pytorch.norms import BATCH_NORMS
 from mixfl.pytorch.tensors import to_numpy
+from mixfl.randomness import KEYS
 
 TOLERANCE = 1e-4  # of the largest number of a gradient
 ROUNDING = 1e-6  # of the largest number of all gradients
@@ -26,6 +27,10 @@ QUICK = {  # to compile: this program runs once
     "xla_cpu_use_fusion_emitters": False,
     "xla_cpu_parallel_codegen_split_count": 1,
 }
+STILL_DRAWS = (
+    "in evaluation mode (module.eval()) it draws too, so what torchax compiles can't be compared "
+    "with PyTorch. Draw in layers, such as nn.Dropout, that evaluation mode turns off"
+)
 UNKNOWN_WHEN_COMPILED = (
     jax.errors.ConcretizationTypeError, jax.errors.NonConcreteBooleanIndexError,
 )  # fmt: skip
@@ -47,11 +52,17 @@ def tried(loss, batch: tuple) -> Verdict:
     refused = _impure(loss, module, batch)
     if refused:
         return Verdict(refused=refused)
+    if not loss.compile:
+        return Verdict()
+    if loss.takes_key:
+        module.eval()  # what PyTorch and JAX draw can't be compared
+        if _draws(loss, module, batch):
+            return Verdict(note=STILL_DRAWS)
     losses = loss.at(module, *batch)
     weights = np.random.default_rng(1).normal(size=losses.shape).astype(np.float32)
     slopes = loss._slopes(module, params, losses, torch.from_numpy(np.asarray(weights)))
     expected = to_numpy(losses.float()), {n: to_numpy(g) for n, g in slopes.items()}
-    return _compared(loss, params, weights, batch, expected) if loss.compile else Verdict()
+    return _compared(loss, params, weights, batch, expected)
 
 
 def nudged(params: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -94,13 +105,26 @@ def _impure(loss, module: torch.nn.Module, batch: tuple) -> str:
             "does, and these are not trained. Convert the module in the function that makes it, "
             "mixfl.pytorch.with_group_norm(module), or fix them there with module.eval()."
         )
-    if drew or not _equal(first.detach(), again.detach()):
+    same = _equal(first.detach(), again.detach())
+    if loss.takes_key and not same:
         return (
-            "draws random numbers (Dropout?): the same inputs must give the same loss. Call "
-            "module.eval() in the function that makes the module, or in the loss, or set dropout "
-            "to 0."
+            "draws random numbers that its key does not determine: only PyTorch's own operators, "
+            "such as Dropout and torch.rand, draw from it."
+        )
+    if drew or not same:
+        return (
+            "draws random numbers (Dropout?): the same inputs must give the same loss. Let it take "
+            "a key, function(module, batch, key). Or call module.eval() in the function that makes "
+            "the module, or in the loss, or set dropout to 0."
         )
     return _of_the_batch(loss, module, batch, first)
+
+
+def _draws(loss, module: torch.nn.Module, batch: tuple) -> bool:
+    """Do other keys give other losses?"""
+    (data,) = batch
+    other = {**data, KEYS: data[KEYS] ^ np.uint32(0x9E3779B9)}
+    return not _equal(loss.at(module, data).detach(), loss.at(module, other).detach())
 
 
 def _of_the_batch(loss, module: torch.nn.Module, batch: tuple, losses: torch.Tensor) -> str:
@@ -151,15 +175,19 @@ def _compared(loss, params, weights, batch, expected) -> Verdict:
     try:
         from mixfl.pytorch.compiled import compiled
 
-        function, held = compiled(loss.model, loss.function), loss.model.frozen_arrays
+        keyed = loss.takes_key
+        function, held = compiled(loss.model, loss.function, keyed), loss.model.frozen_arrays
         frozen = held.arrays if held else {}
+        fixed = compiled(loss.model, loss.function, keyed, drawing=False) if keyed else function
 
         def both(params, frozen, *batch):
-            losses, back = jax.vjp(lambda p: function(p, frozen, *batch), params)
+            losses, back = jax.vjp(lambda p: fixed(p, frozen, *batch), params)
             return losses, back(jnp.asarray(weights))[0]
 
         options = QUICK if jax.default_backend() == "cpu" else None
         found = jax.jit(both, compiler_options=options)(params, frozen, *batch)
+        if keyed:
+            jax.eval_shape(function, params, frozen, *batch)  # can it be compiled with its draws?
     except Exception as error:
         return failed(error)
     slopes = ([g[n] for n in params] for g in (found[1], expected[1]))
