@@ -4,9 +4,10 @@ A problem gives them to its losses. (JAX is imported when it is needed: making a
 possible without it.)
 """
 
+import dataclasses
 import functools
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -84,6 +85,9 @@ def with_frozen(loss: Callable, frozen: Frozen | None) -> Callable:
     """The loss with a problem's frozen arrays, if it takes some."""
     if isinstance(loss, WithFrozen) and frozen is not None and loss.frozen is not frozen:
         return WithFrozen(loss.loss, frozen)
+    rebound, own = getattr(loss, "rebound", None), getattr(loss, "frozen", None)
+    if rebound is not None and own is not None and frozen not in (None, own):
+        return rebound(frozen)
     if not takes(loss).frozen:
         return loss
     if frozen is None:
@@ -101,3 +105,21 @@ def bound(loss: Callable, arrays: dict[Frozen, Any]) -> Callable:
     """The loss with these arrays in place of its own."""
     own = getattr(loss, "frozen", None)
     return loss.with_frozen(arrays[own]) if own in arrays else loss  # type: ignore[attr-defined]
+
+
+def frozen_arrays(term: Any) -> list[Any]:
+    """Those of the term's loss."""
+    return [f.arrays for f in frozen_of([term.loss])]
+
+
+def with_arrays(term: Any, arrays: Sequence[Any]) -> Any:
+    """The term with others in their place, such as a program's arguments."""
+    given = dict(zip(frozen_of([term.loss]), arrays, strict=True))
+    return with_losses([term], [bound(term.loss, given)])[0]
+
+
+def with_losses(terms: Sequence[Any], losses: Sequence[Callable]) -> tuple:
+    return tuple(
+        t if t.loss is loss else dataclasses.replace(t, loss=loss)
+        for t, loss in zip(terms, losses, strict=True)
+    )

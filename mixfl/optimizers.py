@@ -17,6 +17,7 @@ import optax
 
 from mixfl.calls import parsed_call
 from mixfl.errors import MixflError, unknown
+from mixfl.trees import Model, params_of
 
 OptimizerLike = str | Callable[[float], optax.GradientTransformation]
 
@@ -27,10 +28,13 @@ class Optimizer(NamedTuple):
     tx: optax.GradientTransformation
 
     def init(self, x):
-        return self.tx.init(x)
+        return self.tx.init(params_of(x))
 
     def step(self, x, g, state, active=None):
         """One step along -g. Where `active` is 0 (a padded step), x and state stay as they are."""
+        if isinstance(x, Model):
+            params, state = self.step(x.params, g.params, state, active)
+            return Model(params, taken_in_full(x.state, g.state, active)), state
         g = jax.tree.map(lambda x, g: g.astype(x.dtype), x, g)  # bfloat16 stays bfloat16
         if self.plain:
             if active is not None:  # not a product: in a padded step g may not be finite
@@ -42,6 +46,13 @@ class Optimizer(NamedTuple):
             return new_x, new_state
         keep = lambda new, old: jnp.where(active > 0, new, old)  # noqa: E731
         return jax.tree.map(keep, new_x, x), jax.tree.map(keep, new_state, state)
+
+
+def taken_in_full(state, change, active):
+    """The state of a model after a step: the change is taken in full (model_state.py)."""
+    if active is not None:
+        change = jax.tree.map(lambda a: jnp.where(active > 0, a, 0), change)
+    return jax.tree.map(lambda a, b: (a - b).astype(a.dtype), state, change)
 
 
 def make(spec: OptimizerLike, lr: Any) -> Optimizer:

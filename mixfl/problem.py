@@ -20,8 +20,9 @@ import numpy as np
 from mixfl.client_evaluation import ClientEvaluation
 from mixfl.data.examples import ClientData, Examples
 from mixfl.errors import MixflError
-from mixfl.frozen import Frozen, bound, frozen_of, with_frozen
+from mixfl.frozen import Frozen, bound, frozen_of, with_frozen, with_losses
 from mixfl.losses import takes
+from mixfl.model_state import with_initial, with_state
 from mixfl.per_client import per_client
 from mixfl.randomness import with_keys
 from mixfl.validation import check_files
@@ -160,6 +161,9 @@ class Problem:
     `frozen` are arrays that losses need and nobody trains, such as a pretrained encoder: a pytree,
     or a function that loads it. A loss takes them as a parameter of that name,
     `loss(params, batch, frozen)`.
+
+    `state` is the initial state of the model, such as running statistics: a pytree of arrays.
+    `loss(params, batch, state)` returns (losses, the next state). See docs/models.md.
     """
 
     init: Callable[[Any], Params]  # key -> params
@@ -171,6 +175,7 @@ class Problem:
     validate: Callable[[Params], Mapping[str, Any]] | None = None
     frozen: Any = None  # afterwards a Frozen, or None
     client_eval: ClientEvaluation | None = None
+    state: Any = None
     kept: dict = field(init=False, repr=False)  # by engines, between runs: compiled programs
 
     def __post_init__(self):
@@ -197,7 +202,10 @@ class Problem:
             raise MixflError(
                 "frozen: no loss has a parameter of this name, as loss(params, batch, frozen)."
             )
-        object.__setattr__(self, "terms", _with_losses(self.terms, losses))
+        if self.state is not None:
+            object.__setattr__(self, "init", with_initial(self.init, self.state))
+        losses = with_state(self.terms, losses, self.state is not None)
+        object.__setattr__(self, "terms", with_losses(self.terms, losses))
 
     @functools.cached_property
     def all_frozen(self) -> list[Frozen]:
@@ -215,7 +223,7 @@ class Problem:
         """With other arrays, such as a program's arguments, in place of `frozen_arrays()`."""
         given = dict(zip(self.all_frozen, arrays, strict=True))
         losses = [bound(t.loss, given) for t in self.terms]
-        return self.with_terms(_with_losses(self.terms, losses)) if given else self
+        return self.with_terms(with_losses(self.terms, losses)) if given else self
 
     @property
     def populations(self) -> tuple[Federated, ...]:
@@ -246,24 +254,6 @@ class Problem:
         problem = dataclasses.replace(self, terms=terms)
         object.__setattr__(problem, "kept", self.kept)
         return problem
-
-
-def frozen_arrays(term: Term) -> list[Any]:
-    """Those of the term's loss."""
-    return [f.arrays for f in frozen_of([term.loss])]
-
-
-def with_arrays(term: Term, arrays: Sequence[Any]) -> Any:
-    """The term with others in their place, such as a program's arguments."""
-    given = dict(zip(frozen_of([term.loss]), arrays, strict=True))
-    return _with_losses([term], [bound(term.loss, given)])[0]
-
-
-def _with_losses(terms: Sequence[Term], losses: Sequence[Callable]) -> tuple[Term, ...]:
-    return tuple(
-        t if t.loss is loss else dataclasses.replace(t, loss=loss)
-        for t, loss in zip(terms, losses, strict=True)
-    )
 
 
 def _check_rows(term: Federated) -> None:

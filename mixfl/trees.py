@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -30,3 +31,34 @@ def on_named(function: Callable, by_name: Mapping[str, Any], tree, *more):
         return function(leaf, by_name[key], *others) if key in by_name else leaf
 
     return jax.tree_util.tree_map_with_path(apply, tree, *more)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Model:
+    """A model with a state (model_state.py)."""
+
+    params: Any
+    model_state: Any
+
+    @property
+    def state(self) -> Any:
+        return self.model_state
+
+
+def params_of(x: Any) -> Any:
+    return x.params if isinstance(x, Model) else x
+
+
+def as_model(tree: Any) -> Any:
+    """A Model, if the tree was read from a file of one."""
+    if isinstance(tree, dict) and tree.keys() == {"params", "model_state"}:
+        return Model(**tree)
+    return tree
+
+
+def without_state(tree: Any) -> Any:
+    """A gradient or a change, with 0 in place of what it has for the state."""
+    if not isinstance(tree, Model):
+        return tree
+    return Model(tree.params, jax.tree.map(jax.numpy.zeros_like, tree.state))

@@ -11,7 +11,13 @@ from mixfl.algorithms.contract import (
     algorithm,
     usual_central_batch,
 )
-from mixfl.algorithms.steps import add, central_batches, chunked_gradient, descend, draw_central
+from mixfl.algorithms.steps import (
+    central_batches,
+    chunked_gradient,
+    descend,
+    draw_central,
+    joined,
+)
 from mixfl.errors import MixflError
 from mixfl.optimizers import make
 from mixfl.problem import Params, Problem
@@ -47,7 +53,8 @@ def server_training(terms, s: Settings, feed: Feed, select: Callable) -> Algorit
         parts = [
             chunked_gradient(term, x, batch) for term, batch in zip(terms, batches, strict=True)
         ]
-        return add(*parts)
+        losses, gradients = zip(*parts, strict=True)
+        return sum(losses), joined(terms, gradients)
 
     def init(x):
         return State(x, opt.init(x))

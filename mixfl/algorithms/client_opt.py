@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from mixfl.optimizers import Optimizer, is_plain, make
+from mixfl.optimizers import Optimizer, is_plain, make, taken_in_full
 from mixfl.problem import Params
 from mixfl.settings import Settings
+from mixfl.trees import Model, params_of
 
 
 class ClientOpt(NamedTuple):
@@ -28,6 +29,10 @@ class ClientOpt(NamedTuple):
         return self.opt.init(x)
 
     def step(self, x, g, state, active=None):
+        if isinstance(x, Model):  # what follows is about its parameters
+            own = self._replace(start=params_of(self.start))
+            params, state = own.step(x.params, g.params, state, active)
+            return Model(params, taken_in_full(x.state, g.state, active)), state
         mu, decay = self.settings.proximal, self.settings.weight_decay
         if mu:
             g = jax.tree.map(lambda g, x, x_t: g + mu * (x - x_t), g, x, self.start)
@@ -61,8 +66,9 @@ def shortened(s: Settings, grad: Any) -> Any:
 
     def short(x, feed):
         loss, g = grad(x, feed)
-        factor = jnp.minimum(1.0, s.grad_clip / norm(g))
-        return loss, jax.tree.map(lambda a: (factor * a).astype(a.dtype), g)
+        factor = jnp.minimum(1.0, s.grad_clip / norm(params_of(g)))
+        short = jax.tree.map(lambda a: (factor * a).astype(a.dtype), params_of(g))
+        return loss, Model(short, g.state) if isinstance(g, Model) else short
 
     return short
 

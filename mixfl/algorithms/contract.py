@@ -26,6 +26,7 @@ from mixfl.algorithms.keys import *  # noqa: F403
 from mixfl.algorithms.keys import RUN_KEYS
 from mixfl.algorithms.origin import Origin
 from mixfl.algorithms.own import OwnKeys
+from mixfl.model_state import check_known
 from mixfl.problem import Central, Federated, Params, Problem
 from mixfl.settings import KEYS, Settings, check_keys
 
@@ -277,6 +278,7 @@ class Recipe:
     def build(self, problem: Problem, settings: Settings) -> Algorithm:
         """Rates that are schedules are those of the first round; engines replace them in each."""
         settings.check_schedules()
+        check_known(self.id, problem, settings)
         at = lambda round: self.resolve(problem, settings.at(round))  # noqa: E731
         s = at(0)
         built, scheduled = self.make(problem, s), at if settings.schedules else None

@@ -14,7 +14,14 @@ from mixfl.algorithms.contract import (
     algorithm,
 )
 from mixfl.algorithms.marks import own_loss_only
-from mixfl.algorithms.steps import add, client_update, mean_delta, report, scale, weighted_summand
+from mixfl.algorithms.steps import (
+    client_update,
+    joined,
+    mean_delta,
+    report,
+    scale,
+    weighted_summand,
+)
 from mixfl.errors import MixflError
 from mixfl.optimizers import make
 from mixfl.problem import Params, Problem
@@ -46,7 +53,8 @@ def fed_avg(problem: Problem, s: Settings) -> Algorithm:
         return ()
 
     def update(state, broadcasts, sums, central):
-        delta = add(*map(functools.partial(mean_delta, s), broadcasts, sums))
+        deltas = map(functools.partial(mean_delta, s), broadcasts, sums)
+        delta = joined(problem.populations, list(deltas))
         x, server = server_opt.step(state.x, scale(-1, delta), state.server)
         return State(x, server), report(problem, sums)
 

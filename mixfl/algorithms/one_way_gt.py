@@ -23,6 +23,7 @@ from mixfl.algorithms.steps import (
 from mixfl.errors import MixflError
 from mixfl.problem import Problem
 from mixfl.settings import Settings
+from mixfl.trees import without_state
 
 
 def rubric(problem: Problem, s: Settings) -> int:
@@ -42,7 +43,7 @@ def one_way_gt(problem: Problem, s: Settings) -> Algorithm:
             chunked_gradient(term, state.x, batch)[1]
             for term, batch in zip(problem.central, batches, strict=True)
         ]
-        g_c = add(*gradients)
+        g_c = without_state(add(*gradients))
         return [Broadcast(state.x, scale(share, g_c)) for share in shares.values()]
 
     algorithm = fed_avg.build(problem, s)

@@ -18,11 +18,11 @@ from mixfl.algorithms.contract import (
 )
 from mixfl.algorithms.fed_avg import fed_avg
 from mixfl.algorithms.steps import (
-    add,
     central_batches,
     central_update,
     difference,
     draw_central,
+    joined,
     mean_delta,
     report,
     scale,
@@ -65,7 +65,8 @@ def parallel_training(problem: Problem, s: Settings) -> Algorithm:
             deltas.append(difference(x_f, state.x))
             server.append(opt_state)
         deltas += [c.delta for c in central]
-        x, merge = merge_opt.step(state.x, scale(-1, add(*deltas)), state.merge)
+        total = joined([*problem.populations, *problem.central], deltas)
+        x, merge = merge_opt.step(state.x, scale(-1, total), state.merge)
         state = State(x, tuple(server), tuple(c.opt_state for c in central), merge)
         return state, report(problem, sums, central)
 

@@ -18,9 +18,11 @@ from mixfl.algorithms.contract import (
 )
 from mixfl.algorithms.loops import scan, scan_first
 from mixfl.errors import MixflError
+from mixfl.model_state import MASK, carries_state
 from mixfl.optimizers import Optimizer, make
 from mixfl.problem import Central, Problem, Term
 from mixfl.settings import Settings
+from mixfl.trees import Model
 
 # Up to this many steps are written out one by one in the compiled program: faster than a loop, if
 # the model has few arrays. With many, a loop is as fast, and compiles sooner.
@@ -62,6 +64,8 @@ def _gradient(term: Term, x, batch, count):
             )
         return term.weight * jnp.sum(losses * batch.mask) / jnp.maximum(count, 1)
 
+    if carries_state(term.loss):
+        return _with_change_of_state(term.loss, x, batch, mean)
     # A form's loss has its own, faster gradient (see forms/).
     own_way = getattr(term.loss, "gradient_in_form", None)
     if own_way is not None:
@@ -69,10 +73,37 @@ def _gradient(term: Term, x, batch, count):
     return jax.value_and_grad(lambda x: mean(term.loss(x, batch.data)))(x)
 
 
+def _with_change_of_state(loss, x, batch, mean):
+    """In place of the state's gradient: the old state minus the next one (model_state.py)."""
+
+    def value(x):
+        losses, state = loss(x, {**batch.data, MASK: batch.mask})
+        return mean(losses), state
+
+    (value_at_x, state), g = jax.value_and_grad(value, has_aux=True)(x)
+    return value_at_x, Model(g.params, difference(x.state, state))
+
+
+def joined(terms, trees):
+    """The sum of the terms' gradients or changes; of the state, the mean by the terms' weights."""
+    total = add(*trees)
+    if not isinstance(total, Model):
+        return total
+    weights = [float(t.weight) if carries_state(t.loss) else 0.0 for t in terms]
+    every = sum(weights) or 1.0
+    parts = [scale(w / every, tree.state) for w, tree in zip(weights, trees, strict=True)]
+    return Model(total.params, add(*parts))
+
+
 def chunked_gradient(term: Term, x, drawn: Drawn):
     """Like `gradient`, for a batch [chunks, chunk, ...]: the same sum, one chunk at a time."""
     if drawn.mask.shape[0] == 1:
         return gradient(term, x, jax.tree.map(lambda a: a[0], drawn))
+    if carries_state(term.loss):
+        raise MixflError(
+            f"the batches of '{term.name}' are cut into {drawn.mask.shape[0]} chunks, and its loss "
+            "has a state, which depends on the whole batch: set central_chunk = central_batch."
+        )
     count = jnp.sum(drawn.mask)
 
     def part(total, chunk):

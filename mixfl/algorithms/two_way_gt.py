@@ -35,6 +35,7 @@ from mixfl.algorithms.steps import (
 from mixfl.optimizers import is_plain
 from mixfl.problem import Federated, Params, Problem
 from mixfl.settings import Settings
+from mixfl.trees import without_state
 
 
 class State(NamedTuple):
@@ -97,9 +98,11 @@ def two_way_gt(problem: Problem, s: Settings) -> Algorithm:
         aug = augment(state.gt)
         fed, cent = iter(sums), iter(central)
         gt = tuple(
-            federated_gt(next(fed), gt_j)
-            if isinstance(term, Federated)
-            else central_gt(next(cent), aug_j)
+            without_state(
+                federated_gt(next(fed), gt_j)
+                if isinstance(term, Federated)
+                else central_gt(next(cent), aug_j)
+            )
             for term, aug_j, gt_j in zip(terms, aug, state.gt, strict=True)
         )
         return State(merged, gt), info

@@ -21,6 +21,7 @@ from mixfl.forms.base import Candidate, Form, Refused
 from mixfl.forms.low_rank import LowRank
 from mixfl.forms.products import in_products, original, products_in
 from mixfl.forms.rows import RowForm
+from mixfl.model_state import carries_state
 from mixfl.problem import Federated, Params, Problem
 from mixfl.randomness import batch_shapes
 from mixfl.settings import Settings
@@ -99,6 +100,8 @@ def choose_forms(
 
     def of_shape(term: Federated, shape: Shape) -> tuple[Form, ...]:
         chosen: list[Form] = []
+        if carries_state(term.loss):
+            return ()  # forms compute losses alone
         for choose in CHOOSE:
             form = choose(
                 Candidate(term, x, algorithm, s, *shape, s.aggregation != "mean",
@@ -118,6 +121,8 @@ def choose_forms(
     reasons = [why for why, module in refused.items() if module == low_rank.__name__]
     chosen_forms = Forms(forms, tuple(why for why in refused if why not in reasons), smaller)
     if s.first_layer == "low-rank" and not chosen_forms.low_rank:
+        if problem.state is not None:
+            raise low_rank.required("losses have a state")
         raise low_rank.required([*reasons, "the clients' data is elsewhere"][0])
     return chosen_forms
 

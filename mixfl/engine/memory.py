@@ -24,8 +24,9 @@ from mixfl.algorithms.contract import Batches
 from mixfl.algorithms.steps import gradient, with_drift
 from mixfl.engine.auto import clients_at_once
 from mixfl.engine.simulator import Simulator
+from mixfl.frozen import frozen_arrays, with_arrays
 from mixfl.optimizers import make
-from mixfl.problem import Term, frozen_arrays, with_arrays
+from mixfl.problem import Term
 from mixfl.trees import tree_bytes
 
 PIECES = 4  # of data: in use, two read ahead, one being read

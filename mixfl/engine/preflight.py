@@ -14,8 +14,10 @@ from mixfl.engine.simulator import check_params
 from mixfl.errors import MixflError
 from mixfl.forms.half import in_half
 from mixfl.forms.rows import renumber, restrict, tables
+from mixfl.frozen import frozen_arrays, with_arrays
+from mixfl.model_state import carries_state
 from mixfl.optimizers import has_schedule, make
-from mixfl.problem import Federated, Problem, Term, frozen_arrays, with_arrays
+from mixfl.problem import Federated, Problem, Term
 from mixfl.randomness import takes_key, trial_batch
 from mixfl.schedules import shown
 from mixfl.settings import Settings
@@ -72,6 +74,7 @@ def check_loss(term: Term, x, how: str = "") -> None:
             raise MixflError(f"{name} must return one number (it has no data), got {value}.")
         return
     losses = attempt(name, lambda: jax.eval_shape(term.loss, x, *batch), _hint(term))
+    losses = losses[0] if carries_state(term.loss) else losses
     if getattr(losses, "shape", None) != (BATCH,):
         raise MixflError(
             f"{name} returned {_shape(losses)} for a batch of {BATCH} examples: it must return one "

@@ -55,6 +55,11 @@ def in_half(problem: Problem, s: Settings) -> Problem:
     """With losses that compute as `compute` says."""
     if s.compute == "float32" or any(isinstance(t.loss, InBfloat16) for t in problem.terms):
         return problem
+    if problem.state is not None:
+        raise MixflError(
+            f"compute = {s.compute}: the problem has a state, which would lose digits in every "
+            "step. Cast inside the losses."
+        )
     for term in problem.terms:
         if hasattr(term.loss, "in_pytorch"):
             raise MixflError(

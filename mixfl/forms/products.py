@@ -18,6 +18,7 @@ from mixfl.forms import recurrence
 from mixfl.forms.convolution import convolution, refused
 from mixfl.forms.jaxpr import INSIDE, evaluated, jaxprs_in_params
 from mixfl.forms.pooling import max_pooling
+from mixfl.model_state import carries_state
 from mixfl.problem import Problem
 from mixfl.randomness import batch_shapes, takes_key
 
@@ -46,6 +47,10 @@ class InProducts:
     @property
     def frozen(self):
         return getattr(self.loss, "frozen", None)
+
+    @property
+    def carries(self) -> bool:
+        return carries_state(self.loss)
 
     def with_frozen(self, arrays) -> "InProducts":
         return InProducts(self.loss.with_frozen(arrays))  # type: ignore[attr-defined]

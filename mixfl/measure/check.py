@@ -22,7 +22,9 @@ from mixfl.engine.preflight import attempt, check_loss, check_purity, check_rows
 from mixfl.engine.purity import ImpureLoss
 from mixfl.engine.simulator import check_params
 from mixfl.errors import MixflError
-from mixfl.problem import Central, Problem, Term, frozen_arrays, with_arrays
+from mixfl.frozen import frozen_arrays, with_arrays
+from mixfl.model_state import carries_state
+from mixfl.problem import Central, Problem, Term
 from mixfl.randomness import takes_key, trial_batch
 from mixfl.settings import Settings
 
@@ -79,7 +81,7 @@ def check_problem(problem: Problem, s: Settings) -> Iterator[Finding]:
         for finding in check_term(term, x, near, s):
             well &= finding.good
             yield finding
-    if well:
+    if well and problem.state is None:
         yield from identities(dataclasses.replace(problem, init=lambda _: near), s)
 
 
@@ -125,12 +127,14 @@ def check_term(term: Term, x, near, s: Settings) -> Iterator[Finding]:
         return
 
     x = near
-    together = np.asarray(term.loss(x, data))
-    finding = _by_itself(term, x, data, together)
-    yield finding
-    if not finding.good:
-        return
-    again = np.asarray(term.loss(x, data))
+    loss = (lambda *a: term.loss(*a)[0]) if carries_state(term.loss) else term.loss
+    together = np.asarray(loss(x, data))
+    if not carries_state(term.loss):  # that it depends on the batch is what a state is for
+        finding = _by_itself(term, x, data, together)
+        yield finding
+        if not finding.good:
+            return
+    again = np.asarray(loss(x, data))
     yield Finding(
         bool((again == together).all()), pure,
         "" if (again == together).all() else "the loss draws without a key: it must be pure",

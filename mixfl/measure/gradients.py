@@ -32,6 +32,7 @@ from mixfl.algorithms.steps import (
 )  # fmt: skip
 from mixfl.engine import Simulator
 from mixfl.engine.round import State as EngineState
+from mixfl.errors import MixflError
 from mixfl.measure.dissimilarity import dissimilarity, norm2
 from mixfl.problem import Central, Params, Problem
 from mixfl.settings import Settings
@@ -174,6 +175,11 @@ class Gradients:
 
     def __init__(self, problem: Problem, s: Settings, batches: int = 1, divided_by=None):
         self.problem = problem
+        if problem.state is not None:
+            raise MixflError(
+                "the gradients of a problem with a state are not measured: its losses depend on "
+                "the batches before. Leave out measure, or the state."
+            )
         s = dataclasses.replace(
             s.at(0),
             local_steps=batches,

@@ -15,6 +15,7 @@ from mixfl.errors import MixflError
 from mixfl.problem import Params
 from mixfl.runs.counts import counted
 from mixfl.runs.evaluation import number
+from mixfl.trees import params_of
 
 Hook = Callable[["Event"], Any]
 
@@ -55,7 +56,7 @@ class Event:
     def params(self) -> Params:
         """The model after this round, a copy in NumPy's arrays."""
         if self._params is None:
-            self._params = jax.tree.map(np.array, self._now().state.x)
+            self._params = jax.tree.map(np.array, params_of(self._now().state.x))
         return self._params
 
     def stop(self, reason: str = "a callback stopped it") -> None:

@@ -13,6 +13,7 @@ from mixfl.errors import MixflError
 from mixfl.losses import takes
 from mixfl.problem import Params, Problem
 from mixfl.runs.first import only_first
+from mixfl.trees import Model, params_of
 
 Metrics = dict[str, float | None]
 
@@ -62,7 +63,7 @@ def one_copy(x: Params) -> Params:
 def evaluated(problem: Problem, x: Params, most: int = 10_000) -> Metrics:
     """The metrics of x, by `evaluate`, `validate` and `client_eval` (of at most `most` clients)."""
     each = problem.client_eval and partial(
-        problem.client_eval, most=most, **_more(problem, problem.client_eval.metric)
+        problem.client_eval, most=most, **_more(problem, problem.client_eval.metric, x)
     )
     judges: dict[str, tuple[str, Any]] = {
         "eval": ("evaluate", problem.evaluate), "valid": ("validate", problem.validate),
@@ -72,16 +73,18 @@ def evaluated(problem: Problem, x: Params, most: int = 10_000) -> Metrics:
     for prefix, (name, judge) in judges.items():
         if judge is None:
             continue
-        values = attempt(name, partial(judge, x, **_more(problem, judge)))
+        values = attempt(name, partial(judge, params_of(x), **_more(problem, judge, x)))
         if not isinstance(values, Mapping):
             raise MixflError(f"{name} returned {values!r}: expected a dict of numbers.")
         metrics |= {f"{prefix}/{key}": number(value, key) for key, value in values.items()}
     return metrics
 
 
-def _more(problem: Problem, judge: Callable) -> dict[str, Any]:
+def _more(problem: Problem, judge: Callable, x: Params) -> dict[str, Any]:
     """What it takes besides the parameters."""
-    return {"frozen": problem.frozen.arrays} if problem.frozen and takes(judge).frozen else {}
+    wants = takes(judge)
+    more = {"frozen": problem.frozen.arrays} if problem.frozen and wants.frozen else {}
+    return more | ({"state": x.state} if wants.state and isinstance(x, Model) else {})
 
 
 def number(value: Any, key: str) -> float | None:

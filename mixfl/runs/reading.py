@@ -9,6 +9,7 @@ from mixfl.errors import MixflError
 from mixfl.format_versions import RUN_FOLDER, check_format
 from mixfl.runs.model_file import load_model, trained_with
 from mixfl.tasks import read_toml
+from mixfl.trees import Model, as_model, params_of
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class Run:
     params: Any  # None while the run has not finished
     status: str
     frozen: str = ""  # the digest of the frozen arrays that the model was trained with
+    state: Any = None  # of the model, if its problem has one
 
 
 def load(path: str | Path, like: Any = None, best: bool = False) -> Run:
@@ -32,14 +34,16 @@ def load(path: str | Path, like: Any = None, best: bool = False) -> Run:
     """
     path = Path(path)
     config = read_run_config(path)
-    model = path / "model.safetensors"
+    file = path / "model.safetensors"
     if best:
         params = best_model(path, like)
     else:
-        params = load_model(model, like) if model.exists() else None
+        params = load_model(file, like) if file.exists() else None
     status = read_status(path).get("status", "unknown")
-    frozen = trained_with(model) if model.exists() else ""
-    return Run(path, config, read_metrics(path), params, status, frozen)
+    frozen = trained_with(file) if file.exists() else ""
+    model = as_model(params)
+    state = model.state if isinstance(model, Model) else None
+    return Run(path, config, read_metrics(path), params_of(model), status, frozen, state)
 
 
 def read_run_config(path: Path) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from mixfl.runs.checkpoint import Checkpoints
 from mixfl.runs.choice import Choice
 from mixfl.runs.first import by_first
 from mixfl.runs.sinks.base import Sinks
+from mixfl.trees import Model
 
 
 @dataclass(frozen=True)
@@ -25,6 +26,19 @@ class Result:
     rejected: int = 0  # client updates that were left out (not finite)
     best: dict[str, Any] | None = None  # the best row, by the key best_by
     best_params: Params | None = None  # its model, with keep_best or early_stop
+    state: Any = None  # of the model after the last round, if the problem has one
+    best_state: Any = None
+
+    def __post_init__(self):
+        for params, state in (("params", "state"), ("best_params", "best_state")):
+            if isinstance(model := getattr(self, params), Model):
+                object.__setattr__(self, params, model.params)
+                object.__setattr__(self, state, model.state)
+
+    @property
+    def model(self) -> Any:
+        """The parameters, with the state if there is one."""
+        return self.params if self.state is None else Model(self.params, self.state)
 
 
 def best_model(

@@ -210,7 +210,7 @@ def _trained(loop: Loop, restored: Restored, start: Start) -> Result:
     except Interrupted as error:
         error.result = result(loop.state)
         raise
-    by_first(lambda: sinks.finished(ended.params))
+    by_first(lambda: sinks.finished(ended.model))
     if ended.rejected:
         why = reasons(record.counts)
         why = f"were left out ({why})" if why else "were not finite and were left out"

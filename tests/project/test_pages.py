@@ -15,7 +15,7 @@ def pages(name: str, *kinds: str) -> dict[str, str]:
     return dict(zip(kinds, found, strict=True))
 
 
-PAGES = pages("models.md", "pytorch", "flax", "equinox", "frozen")
+PAGES = pages("models.md", "pytorch", "flax", "equinox", "frozen", "state")
 WHO = pages("participation.md", "who")
 RANDOM = pages("randomness.md", "images", "flax", "equinox")
 
