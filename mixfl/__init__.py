@@ -40,6 +40,9 @@ _WHERE = {
     "central": "mixfl.algorithms",
     "pretrain": "mixfl.algorithms",
     "baseline": "mixfl.algorithms",
+    "server_learning": "mixfl.algorithms",
+    "fedclg": "mixfl.algorithms",
+    "mime_lite": "mixfl.algorithms",
     "ALGORITHMS": "mixfl.algorithms",
 }
 
@@ -52,10 +55,13 @@ if TYPE_CHECKING:
         central,
         example_transfer,
         fed_avg,
+        fedclg,
+        mime_lite,
         one_way_gt,
         oracle,
         parallel_training,
         pretrain,
+        server_learning,
         two_way_gt,
     )  # fmt: skip
     from mixfl.client_evaluation import ClientEvaluation

@@ -55,6 +55,8 @@ class Settings:
     grad_clip: float | str = "off"  # largest norm of a client's own gradient
     weight_decay: float = 0.0  # decoupled: a client's step also takes off eta weight_decay x
     proximal: float = 0.0  # mu of FedProx: a client's step adds mu (x - x_t) to its gradient
+    momentum: float = 0.9  # of mimelite
+    correction: str = "client"  # of fedclg: at the "client" or at the "server"
 
     @property
     def determined(self) -> bool:
@@ -332,6 +334,115 @@ def baseline(terms, x, s, rounds):
     return fedavg(terms, x, s, rounds, augmenting)
 
 
+# Other papers' algorithms -------------------------------------------------------------------------
+
+
+def server_steps(terms, x, s, r, opt) -> Model:
+    """The central steps of server learning, on the sum of the central terms."""
+    for k in range(central_step_count(terms, r)):
+        x = opt.step(x, total((gradient(terms[j], x, drawn(r, j)[k])
+                               for j in places("central", terms)), x))  # fmt: skip
+    return x
+
+
+def central_step_count(terms, r: Round) -> int:
+    (J,) = {len(drawn(r, j)) for j in places("central", terms)}
+    return J
+
+
+def whole_gradient(term, x, batches) -> Model:
+    """On all examples of the batches."""
+    n = [examples(term, x, b) for b in batches]
+    each = zip(n, batches, strict=True)
+    return total((n_k * gradient(term, x, b) for n_k, b in each), x) / sum(n)
+
+
+def server_learning(terms, x, s, rounds, augmenting=None, corrected=lambda *of: of[-1]):
+    """arXiv 2210.02614. `corrected(r, x, population, clients, Delta)` changes a population's
+    Delta before the server uses it."""
+    server, central = Optimizer(s.server_opt, s.server_lr), Optimizer(s.central_opt, central_lr(s))
+    clip = [Clip(s) for _ in terms]
+    nothing = lambda r, x, population: constant(np.zeros_like(x))  # noqa: E731
+    models = []
+    for r in rounds:
+        delta = np.zeros_like(x)
+        for population, j in enumerate(places("federated", terms)):
+            augment = (augmenting or nothing)(r, x, population)
+            clients = cohort(terms[j], x, r.clients[population], s, augment)
+            clients = clip[j](x, clients, augment)
+            delta = delta + corrected(r, x, population, clients, aggregate(x, clients, s))
+        x = server.step(x, -delta)
+        x = server_steps(terms, x, s, r, central)
+        models.append(x)
+    return models
+
+
+class Corrected(constant):
+    """FedCLG-C: step k of client i adds g_s - g_i. Only g_s is sent, so only it is carried."""
+
+    def __init__(self, g_s: Model, g: list[Model]):
+        super().__init__(g_s)
+        self.own = g
+
+    def __call__(self, i, *step) -> Model:
+        return self.g - self.own[i]
+
+
+def fedclg(terms, x, s, rounds):
+    """arXiv 2304.05397."""
+
+    def server_gradient(r, x, population) -> Model:
+        some = places("central", terms)
+        J = central_step_count(terms, r)
+        g = total((gradient(terms[j], x, drawn(r, j)[k]) for j in some for k in range(J)), x) / J
+        w_f = terms[places("federated", terms)[population]].weight
+        return g * w_f / sum(terms[j].weight for j in some)
+
+    def own_gradients(r, x, population) -> list[Model]:
+        term = terms[places("federated", terms)[population]]
+        return [whole_gradient(term, x, batches) if batches else np.zeros_like(x)
+                for batches in r.clients[population]]  # fmt: skip
+
+    if s.correction == "client":
+        both = lambda r, x, j: Corrected(server_gradient(r, x, j), own_gradients(r, x, j))  # noqa: E731
+        return server_learning(terms, x, s, rounds, both)
+
+    def corrected(r, x, population, clients, delta):
+        g_s, g = server_gradient(r, x, population), own_gradients(r, x, population)
+        of_clients = [g_i for g_i, batches in zip(g, r.clients[population], strict=True) if batches]
+        moved = [
+            Steps(-s.client_lr * i.K * (g_s - g_i), i.own, i.K, i.n)
+            for i, g_i in zip(clients, of_clients, strict=True)
+        ]
+        return delta + aggregate(x, moved, s)
+
+    return server_learning(terms, x, s, rounds, None, corrected)
+
+
+def mime_lite(terms, x, s, rounds):
+    """arXiv 2008.03606, with momentum as the base algorithm."""
+    server, beta = Optimizer(s.server_opt, s.server_lr), s.momentum
+    clip, m = [Clip(s) for _ in terms], [np.zeros_like(x) for _ in terms]
+    models = []
+    for r in rounds:
+        delta, after = np.zeros_like(x), list(m)
+        for population, j in enumerate(places("federated", terms)):
+            lighter = Term("federated", terms[j].loss, (1 - beta) * terms[j].weight)
+            augment = constant(beta * m[j])
+            clients = cohort(lighter, x, r.clients[population], s, augment)
+            clients = clip[j](x, clients, augment)
+            delta = delta + aggregate(x, clients, s)
+            at_x = [
+                Steps(whole_gradient(terms[j], x, b), x, len(b),
+                      sum(examples(terms[j], x, one) for one in b))
+                for b in r.clients[population] if b
+            ]  # fmt: skip
+            after[j] = (1 - beta) * aggregate(x, at_x, s) + beta * m[j] if at_x else m[j]
+        x, m = server.step(x, -delta), after
+        models.append(x)
+    return models
+
+
 # Algorithm 1 --------------------------------------------------------------------------------------
 
 
@@ -425,4 +536,7 @@ ALGORITHMS = {
     "central": central,
     "pretrain": pretrain,
     "baseline": baseline,
+    "server-learning": server_learning,
+    "fedclg": fedclg,
+    "mimelite": mime_lite,
 }

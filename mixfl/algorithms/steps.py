@@ -115,6 +115,14 @@ def chunked_gradient(term: Term, x, drawn: Drawn):
     return scan(part, (jnp.zeros(()), zeros(x)), drawn)[0]
 
 
+def gradient_at_x(term: Term, x, feed: ClientFeed):
+    """The client's gradient at x on all examples that it processes in the round; 0 if none."""
+    data, mask = feed.batches.data, feed.batches.mask
+    g = chunked_gradient(term, x, Drawn(data, mask))[1]
+    # Not a product: in a padded place it may not be finite.
+    return jax.tree.map(lambda a: jnp.where(jnp.any(mask > 0), a, 0), g)
+
+
 def descend(
     grad, opt: Optimizer | ClientOpt, x, batches, opt_state, active=None, aug=None, collect=False
 ):

@@ -8,7 +8,8 @@ from mixfl.cli.process import start_jax
 from mixfl.errors import MixflError
 
 ALGORITHMS = (
-    "fedavg", "pt", "1wgt", "2wgt", "example-transfer", "oracle", "central", "pretrain", "baseline"
+    "fedavg", "pt", "1wgt", "2wgt", "example-transfer", "oracle", "central", "pretrain", "baseline",
+    "server-learning", "fedclg", "mimelite",
 )  # fmt: skip
 ALL = ", ".join(ALGORITHMS)
 OWN = "or path.py:name, your own (docs/algorithms.md)"

@@ -11,7 +11,16 @@ import problems
 import pytest
 import reference
 import table_problem
-from problems import OPTIMIZERS, flat, louder, reference_round, reference_terms, refuses, settings
+from problems import (
+    OPTIMIZERS,
+    REFERENCE_KEYS,
+    flat,
+    louder,
+    reference_round,
+    reference_terms,
+    refuses,
+    settings,
+)
 
 import mixfl
 from mixfl.aggregation import clipping
@@ -46,8 +55,7 @@ def trained(p, algorithm, s):
 
 def expected(p, algorithm, s, simulator, **names):
     rounds = [reference_round(simulator.feeder, simulator.at(t), t, s) for t in range(s.rounds)]
-    fields = {f.name for f in dataclasses.fields(reference.Settings)} - {"pretrain_rounds"}
-    given = {k: getattr(s, k) for k in fields if getattr(s, k) != "auto"} | names
+    given = {k: getattr(s, k) for k in REFERENCE_KEYS if getattr(s, k) != "auto"} | names
     given = reference.Settings(**given, pretrain_rounds=s.rounds // 2)
     x0 = flat(p.init(jax.random.key(s.seed))).astype(float)
     return np.array(reference.train(algorithm, reference_terms(p), x0, given, rounds))

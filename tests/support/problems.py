@@ -10,8 +10,12 @@ from jax.flatten_util import ravel_pytree
 
 import mixfl
 from mixfl.engine.feeding import Feeder
+from mixfl.settings import KEYS
 
 DIM = 3
+REFERENCE_KEYS = {f.name for f in dataclasses.fields(reference.Settings)} & {*KEYS} - {
+    "pretrain_rounds"
+}
 
 
 def logistic(params, batch):
@@ -130,8 +134,7 @@ def reference_models(name: str, simulator, rounds: int) -> tuple[np.ndarray, np.
     simulator is fed. Pretraining takes half of the rounds; optimizers are SGD."""
     s, x0 = simulator.s, flat(simulator.init().x).astype(float)
     fed = [reference_round(simulator.feeder, simulator.at(t), t, s) for t in range(rounds)]
-    fields = {f.name for f in dataclasses.fields(reference.Settings)} - {"pretrain_rounds"}
-    given = {k: getattr(s, k) for k in fields if getattr(s, k) != "auto"}
+    given = {k: getattr(s, k) for k in REFERENCE_KEYS if getattr(s, k) != "auto"}
     given["pretrain_rounds"] = rounds // 2
     terms = reference_terms(simulator.problem)
     models = reference.train(name, terms, x0, reference.Settings(**given), fed)
@@ -163,6 +166,8 @@ def refuses(algorithm, terms) -> bool:
     no_central = terms == "two populations"
     return {
         "1wgt": no_central,
+        "server-learning": no_central,
+        "fedclg": regularizer or no_central or terms.startswith("population and two"),
         "central": no_central,
         "pretrain": no_central,
         "baseline": not regularizer,
