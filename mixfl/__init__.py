@@ -43,6 +43,7 @@ _WHERE = {
     "server_learning": "mixfl.algorithms",
     "fedclg": "mixfl.algorithms",
     "mime_lite": "mixfl.algorithms",
+    "scaffold": "mixfl.algorithms",
     "ALGORITHMS": "mixfl.algorithms",
 }
 
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
         oracle,
         parallel_training,
         pretrain,
+        scaffold,
         server_learning,
         two_way_gt,
     )  # fmt: skip

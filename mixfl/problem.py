@@ -30,7 +30,8 @@ from mixfl.validation import check_files
 Params = Any  # a pytree of floating-point arrays
 RESERVED = {  # names of other things in a run folder
     "config.toml", "metrics.jsonl", "status.json", "model.safetensors", "checkpoints",
-    "tensorboard", "mlflow.json", "origin.json", "deployment.json", ".lock",
+    "tensorboard", "mlflow.json", "origin.json", "deployment.json", ".lock", "clients",
+    "algorithm.py",
 }  # fmt: skip
 
 

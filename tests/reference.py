@@ -71,6 +71,8 @@ class Round:
     clients: list  # [federated term][client of the cohort][step] -> batch
     drawn: list  # [term][step] -> batch drawn at the server; None: a regularizer, or not needed
     shares: list | None = None  # [federated term][client][step] -> batch of central examples
+    who: list | None = None  # [federated term][client of the cohort] -> its number
+    all_clients: list | None = None  # [federated term] -> how many clients there are
     central_steps: int = 1  # the number of steps where nothing is drawn: J, for the oracle K
 
 
@@ -357,20 +359,21 @@ def whole_gradient(term, x, batches) -> Model:
     return total((n_k * gradient(term, x, b) for n_k, b in each), x) / sum(n)
 
 
-def server_learning(terms, x, s, rounds, augmenting=None, corrected=lambda *of: of[-1]):
-    """arXiv 2210.02614. `corrected(r, x, population, clients, Delta)` changes a population's
+def server_learning(terms, x, s, rounds, augmenting=nothing, corrected=lambda *of: of[-1]):
+    """arXiv 2210.02614. `corrected(s, r, x, population, clients, Delta)` changes a population's
     Delta before the server uses it."""
-    server, central = Optimizer(s.server_opt, s.server_lr), Optimizer(s.central_opt, central_lr(s))
+    server, central = Optimizer(s.server_opt, s.server_lr), Optimizer(s.central_opt, s.central_lr)
     clip = [Clip(s) for _ in terms]
-    nothing = lambda r, x, population: constant(np.zeros_like(x))  # noqa: E731
-    models = []
-    for r in rounds:
+    given, models = s, []
+    for t, r in enumerate(rounds):
+        s = in_round(given, t)
+        server.lr, central.lr = s.server_lr, central_lr(s)
         delta = np.zeros_like(x)
         for population, j in enumerate(places("federated", terms)):
-            augment = (augmenting or nothing)(r, x, population)
+            augment = augmenting(r, x, population)
             clients = cohort(terms[j], x, r.clients[population], s, augment)
-            clients = clip[j](x, clients, augment)
-            delta = delta + corrected(r, x, population, clients, aggregate(x, clients, s))
+            clients = clip[j](x, clients, augment, s)
+            delta = delta + corrected(s, r, x, population, clients, aggregate(x, clients, s))
         x = server.step(x, -delta)
         x = server_steps(terms, x, s, r, central)
         models.append(x)
@@ -407,7 +410,7 @@ def fedclg(terms, x, s, rounds):
         both = lambda r, x, j: Corrected(server_gradient(r, x, j), own_gradients(r, x, j))  # noqa: E731
         return server_learning(terms, x, s, rounds, both)
 
-    def corrected(r, x, population, clients, delta):
+    def corrected(s, r, x, population, clients, delta):
         g_s, g = server_gradient(r, x, population), own_gradients(r, x, population)
         of_clients = [g_i for g_i, batches in zip(g, r.clients[population], strict=True) if batches]
         moved = [
@@ -416,21 +419,23 @@ def fedclg(terms, x, s, rounds):
         ]
         return delta + aggregate(x, moved, s)
 
-    return server_learning(terms, x, s, rounds, None, corrected)
+    return server_learning(terms, x, s, rounds, corrected=corrected)
 
 
 def mime_lite(terms, x, s, rounds):
     """arXiv 2008.03606, with momentum as the base algorithm."""
     server, beta = Optimizer(s.server_opt, s.server_lr), s.momentum
     clip, m = [Clip(s) for _ in terms], [np.zeros_like(x) for _ in terms]
-    models = []
-    for r in rounds:
+    given, models = s, []
+    for t, r in enumerate(rounds):
+        s = in_round(given, t)
+        server.lr = s.server_lr
         delta, after = np.zeros_like(x), list(m)
         for population, j in enumerate(places("federated", terms)):
             lighter = Term("federated", terms[j].loss, (1 - beta) * terms[j].weight)
             augment = constant(beta * m[j])
             clients = cohort(lighter, x, r.clients[population], s, augment)
-            clients = clip[j](x, clients, augment)
+            clients = clip[j](x, clients, augment, s)
             delta = delta + aggregate(x, clients, s)
             at_x = [
                 Steps(whole_gradient(terms[j], x, b), x, len(b),
@@ -439,6 +444,41 @@ def mime_lite(terms, x, s, rounds):
             ]  # fmt: skip
             after[j] = (1 - beta) * aggregate(x, at_x, s) + beta * m[j] if at_x else m[j]
         x, m = server.step(x, -delta), after
+        models.append(x)
+    return models
+
+
+class Varied(constant):
+    """SCAFFOLD: step k of client i adds c - c_i. Only c is sent, so only it is carried."""
+
+    def __init__(self, c: Model, own: list[Model]):
+        super().__init__(c)
+        self.own = own
+
+    def __call__(self, i, *step) -> Model:
+        return self.g - self.own[i]
+
+
+def scaffold(terms, x, s, rounds):
+    """arXiv 1910.06378, option II: a client's variate is the mean of its gradients."""
+    server, clip = Optimizer(s.server_opt, s.server_lr), [Clip(s) for _ in terms]
+    c, own = [np.zeros_like(x) for _ in terms], [{} for _ in terms]
+    given, models = s, []
+    for t, r in enumerate(rounds):
+        s = in_round(given, t)
+        server.lr = s.server_lr
+        delta = np.zeros_like(x)
+        for population, j in enumerate(places("federated", terms)):
+            who = r.who[population]
+            augment = Varied(c[j], [own[j].get(i, np.zeros_like(x)) for i in who])
+            clients = cohort(terms[j], x, r.clients[population], s, augment)
+            trained = [i for i, b in zip(who, r.clients[population], strict=True) if b]
+            delta = delta + aggregate(x, clip[j](x, clients, augment, s), s)
+            for i, done in zip(trained, clients, strict=True):
+                new = done.own / done.K
+                c[j] = c[j] + (new - own[j].get(i, np.zeros_like(x))) / r.all_clients[population]
+                own[j][i] = new
+        x = server.step(x, -delta)
         models.append(x)
     return models
 
@@ -539,4 +579,5 @@ ALGORITHMS = {
     "server-learning": server_learning,
     "fedclg": fedclg,
     "mimelite": mime_lite,
+    "scaffold": scaffold,
 }

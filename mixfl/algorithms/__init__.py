@@ -28,6 +28,7 @@ from mixfl.algorithms.one_way_gt import one_way_gt
 from mixfl.algorithms.oracle import oracle
 from mixfl.algorithms.parallel_training import parallel_training
 from mixfl.algorithms.pretrain import pretrain
+from mixfl.algorithms.scaffold import scaffold
 from mixfl.algorithms.server_learning import server_learning
 from mixfl.algorithms.two_way_gt import two_way_gt
 from mixfl.validation import key
@@ -36,14 +37,15 @@ __all__ = [
     "ALGORITHMS", "AUTO_KEYS", "BATCH_KEYS", "CENTRAL_KEYS", "CLIENT_KEYS", "MERGE_KEYS",
     "Algorithm", "Broadcast", "Recipe", "Sums", "Upload", "algorithm", "baseline", "central",
     "example_transfer", "fed_avg", "fedclg", "key", "mime_lite", "one_way_gt", "oracle",
-    "own_loss_only", "parallel_training", "pretrain", "recipe", "server_learning", "two_way_gt",
+    "own_loss_only", "parallel_training", "pretrain", "recipe", "scaffold",
+    "server_learning", "two_way_gt",
 ]  # fmt: skip
 
 ALGORITHMS: dict[str, Recipe] = {
     recipe.id: recipe
     for recipe in (
         fed_avg, parallel_training, one_way_gt, two_way_gt, example_transfer,
-        oracle, central, pretrain, baseline, server_learning, fedclg, mime_lite,
+        oracle, central, pretrain, baseline, server_learning, fedclg, mime_lite, scaffold,
     )
 }  # fmt: skip
 

@@ -14,7 +14,7 @@ drawn at the server for this round, as many as `feed.draw` says.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
@@ -22,6 +22,16 @@ from typing import Any, NamedTuple, Protocol
 import jax
 
 from mixfl.algorithms.epochs import mean_steps
+from mixfl.algorithms.functions import (
+    BroadcastTo,
+    CentralWork,
+    Client,
+    ClientState,
+    Init,
+    Phase,
+    Summand,
+    Update,
+)
 from mixfl.algorithms.keys import *  # noqa: F403
 from mixfl.algorithms.keys import RUN_KEYS
 from mixfl.algorithms.origin import Origin
@@ -46,6 +56,7 @@ class ClientFeed(NamedTuple):
     share: Any = None  # example transfer: central examples, dict of arrays [steps, batch, ...]
     notes: Any = None  # per form, what it read on the host; a client's steps never see it
     key: Any = None  # two words of randomness, for aggregation steps that draw
+    state: Any = None  # what the client has kept (Algorithm.client_state)
 
 
 # What the server reads
@@ -105,6 +116,7 @@ class Upload(NamedTuple):
     grads: Params | None  # sum of the client's own gradients, if u_i does not determine it
     loss: Any  # the client's own loss, summed over its steps
     extra: Any = None  # fields of the algorithm's own, which are added up as they are
+    state: Any = None  # what the client keeps for its next round. It is not sent
 
 
 class Sums(NamedTuple):
@@ -128,52 +140,7 @@ class CentralUpdate(NamedTuple):
     loss: Any  # mean over the steps
 
 
-# The functions
-
-
-class HasModel(Protocol):
-    @property
-    def x(self) -> Params: ...
-
-
-Info = dict[str, Any]
-
-
-class Init(Protocol):
-    def __call__(self, x: Params, /) -> Any:
-        """The state before the first round. It has the model as .x."""
-
-
-class BroadcastTo(Protocol):
-    def __call__(self, state: Any, drawn: Sequence[Drawn | None], /) -> Sequence[Any]:
-        """A Broadcast for each population."""
-
-
-class Client(Protocol):
-    def __call__(self, term: Federated, broadcast: Any, feed: ClientFeed, /) -> Upload:
-        """A client's Upload."""
-
-
-class Summand(Protocol):
-    def __call__(self, upload: Upload, /) -> Sums:
-        """What a client adds to the sums."""
-
-
-class CentralWork(Protocol):
-    def __call__(self, state: Any, drawn: Sequence[Drawn | None], /) -> Any:
-        """What the server computes while the clients train, for `update`."""
-
-
-class Update(Protocol):
-    def __call__(
-        self, state: Any, broadcasts: Sequence[Any], sums: Sequence[Any], central: Any, /
-    ) -> tuple[Any, Info]:
-        """The next state. `sums` has the Sums of each population."""
-
-
-class Phase(Protocol):
-    def __call__(self, round: int, /) -> "Algorithm":
-        """The algorithm of a round."""
+# The functions: see functions.py
 
 
 class Algorithm(NamedTuple):
@@ -185,6 +152,7 @@ class Algorithm(NamedTuple):
     update: Update
     feed: Feed
     phase: Phase | None = None  # if the functions change from round to round
+    client_state: ClientState | None = None  # if clients keep something between rounds
     origin: Origin | None = None  # how Recipe.build made it
 
     def at(self, round: int) -> "Algorithm":

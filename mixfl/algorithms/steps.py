@@ -167,8 +167,9 @@ def client_update(term, s: Settings, broadcast: Broadcast, feed: ClientFeed, gra
     opt = client_opt(s, broadcast.x)
     mask = feed.batches.mask
     active = jnp.any(mask > 0, axis=1).astype(jnp.float32)
+    each = feed._replace(state=None)  # the rest has a first axis of steps
     x, _, grads, loss = descend(
-        grad, opt, broadcast.x, feed, opt.init(broadcast.x), active, broadcast.aug, collect
+        grad, opt, broadcast.x, each, opt.init(broadcast.x), active, broadcast.aug, collect
     )
     steps = jnp.sum(active)
     weight = {

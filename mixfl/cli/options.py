@@ -9,7 +9,7 @@ from mixfl.errors import MixflError
 
 ALGORITHMS = (
     "fedavg", "pt", "1wgt", "2wgt", "example-transfer", "oracle", "central", "pretrain", "baseline",
-    "server-learning", "fedclg", "mimelite",
+    "server-learning", "fedclg", "mimelite", "scaffold",
 )  # fmt: skip
 ALL = ", ".join(ALGORITHMS)
 OWN = "or path.py:name, your own (docs/algorithms.md)"

@@ -3,7 +3,8 @@
 A run (runs/) knows its engine only through this protocol.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from mixfl.problem import Problem
@@ -31,6 +32,16 @@ class Progress(NamedTuple):
     words: str  # such as "40 of 100 clients"
 
 
+class KeepsNothing:
+    """For engines whose clients keep nothing between rounds."""
+
+    def keep(self, folder: Path, round: int) -> None: ...
+
+    def flush(self) -> None: ...
+
+    def saved(self, round: int, kept: Collection[int]) -> None: ...
+
+
 class Engine(Protocol):
     problem: Problem
     on_progress: Callable[[Progress], None]  # called within long rounds
@@ -43,6 +54,16 @@ class Engine(Protocol):
 
     def rounds(self, state: Any, start: int, stop: int) -> Iterator[RoundResult]:
         """Rounds start .. stop - 1 from `state`, which is consumed."""
+
+    def keep(self, folder: Path, round: int) -> None:
+        """What clients keep between rounds is kept in this folder, and is now what it was after
+        `round`. Nothing is made if they keep nothing."""
+
+    def flush(self) -> None:
+        """Called before a checkpoint."""
+
+    def saved(self, round: int, kept: Collection[int]) -> None:
+        """There is a checkpoint of this round; `kept` are the rounds of all checkpoints."""
 
     def resolved(self) -> Settings:
         """The settings, with every `auto` replaced by its value."""

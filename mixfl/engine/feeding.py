@@ -17,6 +17,7 @@ import numpy as np
 from mixfl.algorithms.contract import Algorithm, Batches, ClientFeed, Draw, Drawn
 from mixfl.engine import cohort
 from mixfl.engine.auto import GROUP, Forms
+from mixfl.engine.first_states import first_state, with_first
 from mixfl.engine.participation import Joined, Participation
 from mixfl.engine.sizes import (
     Places,
@@ -45,6 +46,7 @@ class Piece(NamedTuple):
     fed: int = 0  # clients of the cohorts that this piece and those before it have
     cohort: int = 0  # clients of the cohorts
     lost: Mapping[str, int] = MappingProxyType({})  # clients that were drawn, and did not arrive
+    who: tuple = ()  # per population and size, the clients [places] of algorithms with client state
 
 
 def lost(joined: Sequence[Joined]) -> dict[str, int]:
@@ -173,7 +175,7 @@ class Feeder(Draws):
             return
         joined = [p.at(round) for p in self.joining]
         shares = self._deal(round) if feed.share else None
-        forms = self.forms.at(algorithm)
+        forms, state = self.forms.at(algorithm), first_state(self.problem, algorithm)
         sizes = [len(each.clients) for each in joined]
         waiting = [np.arange(0) for _ in joined]  # positions in the cohort
         fed, last = [0] * len(joined), False
@@ -182,14 +184,18 @@ class Feeder(Draws):
                 waiting = [
                     np.arange(f, min(f + self.chunk, n)) for f, n in zip(fed, sizes, strict=True)
                 ]
-            clients = []
+            clients, who = [], []
             for j, (chosen, *_) in enumerate(joined):
-                feeds, left = self._seated(round, j, chosen, waiting[j], shares, forms)
+                feeds, sat, left = self._seated(round, j, chosen, waiting[j], shares, forms)
                 fed[j] += len(waiting[j]) - len(left)
                 waiting[j] = left
-                clients.append(feeds)
+                clients.append(feeds if state is None else tuple(with_first(feeds, state)))
+                who.append(sat)
             last = fed == sizes
-            yield Piece(round, drawn, tuple(clients), last, sum(fed), sum(sizes), lost(joined))
+            known = () if state is None else tuple(who)
+            yield Piece(
+                round, drawn, tuple(clients), last, sum(fed), sum(sizes), lost(joined), known
+            )
             drawn = None
 
     def whole(self) -> "Feeder":
@@ -205,12 +211,13 @@ class Feeder(Draws):
         return other
 
     def _seated(self, round, population, chosen, waiting, shares, forms):
-        """The feeds of a piece, one per size; and the clients that it has no place for."""
+        """The feeds of a piece, one per size; who they are of, -1 where it is nobody; and the
+        clients that it has no place for."""
         term = self.problem.populations[population]
         examples, steps = self._planned(round, population, chosen[waiting])
         needs = needed(examples, steps, self.s)
         seats, left = seat(needs, self.places[population], self.devices)
-        feeds = []
+        feeds, sat = [], []
         for (shape, count, _), seated in zip(self.places[population], seats, strict=False):
             own = seated[self._own(count)]
             real = own >= 0
@@ -220,7 +227,8 @@ class Feeder(Draws):
             for form in forms.sized(term.name, shape):
                 feed = form.read(feed)
             feeds.append(feed)
-        return tuple(feeds), waiting[left]
+            sat.append(np.where(real, chosen[at] if len(chosen) else -1, -1))
+        return tuple(feeds), tuple(sat), waiting[left]
 
     def _planned(self, round: int, population: int, who: np.ndarray) -> tuple:
         """How many examples these clients have, and how many steps each takes."""

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from mixfl.algorithms.contract import Broadcast
+from mixfl.engine.params import check_params
 from mixfl.engine.purity import check_pure
-from mixfl.engine.simulator import check_params
 from mixfl.errors import MixflError
 from mixfl.forms.half import in_half
 from mixfl.forms.rows import renumber, restrict, tables

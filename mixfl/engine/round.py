@@ -149,8 +149,9 @@ class Round:
     def _whole(self, state, drawn, clients, given=None):
         self.traces += 1
         broadcasts = self._begin(state, drawn, given)
-        carry, reports = self._sum(broadcasts, clients, state.aggregation, given)
-        return self._finish(state, drawn, broadcasts, carry, [reports], given)
+        carry, reports, kept = self._sum(broadcasts, clients, state.aggregation, given)
+        after, info = self._finish(state, drawn, broadcasts, carry, [reports], given)
+        return after, info, kept
 
     def jaxpr(self, state, piece: Any, given: Given):
         """The operations of a round, from a state's shapes and a piece of its data."""
@@ -171,10 +172,11 @@ class Round:
             return self._built(given)[1].broadcast(state.algorithm, self._told(drawn))
 
     def _accumulate(self, carry, broadcasts, clients, aggregation, given=None):
-        """Adds a chunk of the cohort to the sums; also returns the reports of its clients."""
+        """Adds a chunk of the cohort to the sums; also returns the reports of its clients, and what
+        they keep."""
         self.traces += 1
-        more, reports = self._sum(broadcasts, clients, aggregation, given)
-        return add(carry, more), reports
+        more, reports, kept = self._sum(broadcasts, clients, aggregation, given)
+        return add(carry, more), reports, kept
 
     def _finish(self, state, drawn, broadcasts, carry, reports, given=None):
         """`reports` has, per chunk and population, the reports of the clients."""
@@ -237,13 +239,14 @@ class Round:
             lambda part: jax.make_array_from_process_local_data(sharding, part), tree
         )
 
-    def _sum(self, broadcasts, clients, aggregation, given=None) -> tuple[Carry, tuple]:
-        """Sums over the cohort (or a chunk of it) of every population, and its clients' reports."""
+    def _sum(self, broadcasts, clients, aggregation, given=None) -> tuple[Carry, tuple, tuple]:
+        """Sums over the cohort (or a chunk of it) of every population, its clients' reports, and
+        what they keep."""
         if self.mesh is not None and clients:
 
             def shard(broadcasts, clients, aggregation, given):
-                carry, reports = self._sum_all(broadcasts, clients, aggregation, given)
-                return jax.lax.psum(carry, AXIS), reports
+                carry, *rest = self._sum_all(broadcasts, clients, aggregation, given)
+                return jax.lax.psum(carry, AXIS), *rest
 
             return jax.shard_map(
                 shard, mesh=self.mesh, in_specs=(P(), P(AXIS), P(), P()), out_specs=P(),
@@ -251,9 +254,9 @@ class Round:
             )(broadcasts, clients, aggregation, given)  # fmt: skip
         return self._sum_all(broadcasts, clients, aggregation, given)
 
-    def _sum_all(self, broadcasts, clients, aggregation, given) -> tuple[Carry, tuple]:
+    def _sum_all(self, broadcasts, clients, aggregation, given) -> tuple[Carry, tuple, tuple]:
         if not clients:
-            return Carry((), jnp.int32(0), {}), ()
+            return Carry((), jnp.int32(0), {}), (), ()
         problem, algorithm, s = self._built(given)
         summed = [
             self._summed(algorithm, s, *of_population)
@@ -263,9 +266,8 @@ class Round:
         ]
         rejected = sum(s.rejected for s in summed)
         counts = add(*(s.counts for s in summed))
-        return Carry(tuple(s.sums for s in summed), rejected, counts), tuple(
-            s.reports for s in summed
-        )
+        carry = Carry(tuple(s.sums for s in summed), rejected, counts)
+        return carry, tuple(s.reports for s in summed), tuple(s.states for s in summed)
 
     def _summed(self, algorithm, s, term, broadcast, sizes, state) -> Summed:
         forms = self.forms.at(algorithm)

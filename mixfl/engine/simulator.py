@@ -7,17 +7,18 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-import numpy as np
 
 from mixfl.aggregation import Chain, chain
 from mixfl.algorithms.contract import Algorithm
 from mixfl.engine.auto import choose_devices, choose_forms, in_fast_form, model_shapes, resolved
 from mixfl.engine.base import Progress, RoundBytes, RoundResult
+from mixfl.engine.client_memory import ClientMemory
 from mixfl.engine.counting import ByteCounter
 from mixfl.engine.exactness import check_marks
 from mixfl.engine.feeding import Feeder
 from mixfl.engine.long_round import LongRound
 from mixfl.engine.loops import slow_in_loops, unknown_operators
+from mixfl.engine.params import check_params
 from mixfl.engine.prefetch import Prefetch
 from mixfl.engine.programs import shared_round
 from mixfl.engine.round import Given, Round, State
@@ -55,6 +56,8 @@ class Simulator:
         self._on_devices(choose_devices(problem, x, algorithm, s, self.forms, self.platform))
         self.feeder.check_draws(self.at(0))
         check_marks(self.at(0), self.feeder, lambda: problem.init(jax.random.key(s.seed)))
+        self.memory = ClientMemory(problem, algorithm, s)
+        self.keep, self.flush, self.saved = self.memory.keep, self.memory.flush, self.memory.saved
         self.programs: dict[Algorithm, Round] = {}
         self.traced_before = 0  # by other simulators that share a program
         self.waited = 0.0  # seconds that the loop waited for data
@@ -222,6 +225,7 @@ class Simulator:
     def rounds(self, state: Any, start: int, stop: int) -> Iterator[RoundResult]:
         """Rounds start .. stop - 1 from `state`, which is consumed."""
         self.unknown  # noqa: B018 (decides)
+        self.memory.begin(start)
 
         def source():
             for t in range(start, stop):
@@ -257,17 +261,19 @@ class Simulator:
             self.under_way.append(long)
             program.after_chunk = self._chunk_done
         if piece.last:
-            state, info = run(program.whole, state, drawn, piece.clients)
+            state, info, kept = run(program.whole, state, drawn, piece.clients)
+            self.memory.take(t + 1, piece, kept)
             return state, info | piece.lost
         long.clients = piece.cohort
         self.on_progress(long.progress())
         broadcasts = run(program.begin, state, drawn)
         carry, reports = run(program.empty, broadcasts, piece.clients, state.aggregation), []
         while True:
-            carry, more = run(
+            carry, more, kept = run(
                 program.accumulate, carry, broadcasts, piece.clients, state.aggregation
             )
             reports.append(more)
+            self.memory.take(t + 1, piece, kept)
             jax.block_until_ready(carry.rejected)  # only one chunk in memory
             long.clients_done = piece.fed
             self.on_progress(long.progress())
@@ -281,6 +287,7 @@ class Simulator:
         piece = next(pieces)
         self.waited += time.perf_counter() - begun
         self.byte_counter.read(piece)
+        piece = self.memory.fed(piece)
         drawn, clients = program.joined(piece.drawn, piece.clients)
         return piece._replace(drawn=drawn, clients=clients)
 
@@ -291,20 +298,3 @@ def _freed(result) -> None:
     if result is not None:
         jax.block_until_ready(result)
         time.sleep(PAUSE)
-
-
-def check_params(x: Params) -> None:
-    """Parameters are floating-point arrays, and finite."""
-    for path, leaf in jax.tree_util.tree_leaves_with_path(x):
-        name = jax.tree_util.keystr(path) or "the parameter"
-        dtype = getattr(leaf, "dtype", None)
-        if dtype is None or not jax.numpy.issubdtype(dtype, jax.numpy.floating):
-            raise MixflError(
-                f"init returned {name} of type {dtype or type(leaf).__name__}: parameters must be "
-                "floating-point arrays. Keep everything else out of them (see docs/models.md)."
-            )
-        known = isinstance(leaf, jax.Array | np.ndarray) and not isinstance(leaf, jax.core.Tracer)
-        if known and not np.isfinite(np.asarray(leaf)).all():
-            raise MixflError(f"init returned {name} with NaN or infinite values.")
-    if not jax.tree.leaves(x):
-        raise MixflError("init returned no parameters.")

@@ -48,6 +48,7 @@ class Summed(NamedTuple):
     rejected: Any  # clients left out because their update was not finite
     counts: dict[str, Any]  # what the aggregation counted
     reports: Any  # of all clients, also those on other devices, [clients, ...]
+    states: Any = ()  # per size, what the clients keep [clients, ...], and who has changed
 
 
 class Pass(NamedTuple):
@@ -58,6 +59,7 @@ class Pass(NamedTuple):
     sums: Any
     rejected: Any
     reports: Any  # of the first pass
+    states: Any
     again: Any  # another pass must follow
 
 
@@ -88,14 +90,14 @@ class Population:
 
         def all_sizes(told, look):
             totals = [self._total(part, told, look, len(parts) > 1) for part in parts]
-            sums, rejected, reports = zip(*totals, strict=True)
-            return add(*sums), sum(rejected), _joined(reports)
+            sums, rejected, reports, states = zip(*totals, strict=True)
+            return add(*sums), sum(rejected), _joined(reports), states
 
         told = chain.told(state)
         total, shapes = once_traced(all_sizes, told, jnp.bool(False))
 
         def one(before: Pass) -> Pass:
-            sums, rejected, reports = total(before.told, before.second)
+            sums, rejected, reports, states = total(before.told, before.second)
             reports = jax.tree.map(
                 lambda new, old: jnp.where(before.second, old, new), reports, before.reports
             )
@@ -103,14 +105,17 @@ class Population:
             again = ~before.second & (~finite(sums) | chain.changed(told, settled, reports))
             if self.axis is not None:  # all devices or none: they exchange reports
                 again = jax.lax.pmax(again.astype(jnp.int32), self.axis) > 0
-            return Pass(jnp.bool(True), settled, sums, rejected, reports, again)
+            return Pass(jnp.bool(True), settled, sums, rejected, reports, states, again)
 
-        sums, rejected, reports = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
-        first = Pass(jnp.bool(False), told, sums, rejected, reports, jnp.bool(True))
+        empty = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
+        sums, rejected, reports, states = empty
+        first = Pass(jnp.bool(False), told, sums, rejected, reports, states, jnp.bool(True))
         last = jax.lax.while_loop(lambda p: p.again, one, first)
         sums = chain.decode(last.told, last.sums)
         counts = chain.counted(last.told, last.reports)
-        return Summed(sums, last.rejected, counts, self._of_all(last.reports))
+        return Summed(
+            sums, last.rejected, counts, self._of_all(last.reports), self._of_all(last.states)
+        )
 
     def _of_all(self, reports):
         """Also those of clients on other devices."""
@@ -153,24 +158,25 @@ class Population:
             sums, rest = scan(step, zero, feeds)
         if group > 1:
             rest = jax.tree.map(lambda a: a.reshape(count, *a.shape[2:]), rest)
-        kept, bad, reports = rest
+        kept, bad, reports, states = rest
         sums = jax.tree.map(
             lambda s, k: s if k is None else k, sums, kept, is_leaf=lambda a: a is None
         )
         for form in forms:
             sums = form.widen(sums, bad)
-        return sums, jnp.sum(bad, dtype=jnp.int32), reports
+        return sums, jnp.sum(bad, dtype=jnp.int32), reports, states
 
     def _client(self, forms, term, broadcast, told, look, feed):
         """For one client: what it adds to the sums; then what is kept until all have trained,
-        whether the client is left out, and its report."""
-        summand = client_summand(self.algorithm, forms, term, broadcast, feed)
+        whether the client is left out, its report, and its state and whether that has changed."""
+        summand, state = client_summand(self.algorithm, forms, term, broadcast, feed)
         code, report = self.aggregation.encode(told, summand, feed.key)
         code = map_parts(lambda a: a.to_keep() if is_kept(a) else a, code)
         bad = self._bad(look, code, report)
         code = jax.tree.map(lambda a: jnp.where(bad, 0, a), code)
         added = map_parts(lambda a: None if is_kept(a) else a, code)
-        return added, (kept_parts(code), bad, report)
+        changed = None if state is None else (state, ~bad & (summand.steps > 0))
+        return added, (kept_parts(code), bad, report, changed)
 
     def _idle(self, forms, term, broadcast, told, feed):
         """What `_client` returns, beside what it adds, for a client that takes no step: its summand
@@ -179,13 +185,14 @@ class Population:
         def nothing(tree):
             return jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), tree)
 
-        summand = nothing(
+        summand, state = nothing(
             jax.eval_shape(
                 lambda f: client_summand(self.algorithm, forms, term, broadcast, f), feed
             )
         )
         code, report = self.aggregation.encode(told, summand, nothing(feed.key))
-        return kept_parts(nothing(code)), jnp.bool(False), report
+        changed = None if state is None else (state, jnp.bool(False))
+        return kept_parts(nothing(code)), jnp.bool(False), report, changed
 
     def _bad(self, look, code, report):
         known = self.aggregation.finite(report)
@@ -202,7 +209,7 @@ class Population:
         chain, prepared, (forms,) = self.aggregation, self.prepared(broadcast), self.forms
 
         def one(feed):
-            return client_summand(self.algorithm, forms, term, prepared, feed)
+            return client_summand(self.algorithm, forms, term, prepared, feed)[0]
 
         if self.platform == "cpu":  # the summands are held at once, but not computed at once
             summands = scan(lambda _, feed: (None, one(feed)), None, feeds)[1]

@@ -129,16 +129,19 @@ def start(forms: Sequence[Form], term: Federated, broadcast: Broadcast, feeds: C
     return begun, term, broadcast, feeds
 
 
-def client_summand(algorithm: Algorithm, forms: Sequence[Form], term, broadcast, feed) -> Any:
-    """What one client adds to the sums."""
+def client_summand(
+    algorithm: Algorithm, forms: Sequence[Form], term, broadcast, feed
+) -> tuple[Any, Any]:
+    """What one client adds to the sums, and what it keeps."""
     own = feed
     for form in forms:
         term, broadcast, own = form.narrow(term, broadcast, own)
     own = own._replace(notes=None, key=None)
-    sums = algorithm.summand(algorithm.client(term, broadcast, own))
+    upload = algorithm.client(term, broadcast, own)
+    sums = algorithm.summand(upload)
     for form in reversed(forms):
         sums = form.summand(sums, feed)
-    return sums
+    return sums, upload.state
 
 
 def alone(algorithm: Algorithm, forms: Sequence[Form], term, broadcast, feed) -> Any:
@@ -146,7 +149,7 @@ def alone(algorithm: Algorithm, forms: Sequence[Form], term, broadcast, feed) ->
     stacked = jax.tree.map(lambda a: a[None], feed)
     begun, term, broadcast, stacked = start(forms, term, broadcast, stacked)
     feed = jax.tree.map(lambda a: a[0], stacked)
-    sums = client_summand(algorithm, begun, term, broadcast, feed)
+    sums, _ = client_summand(algorithm, begun, term, broadcast, feed)
     sums = map_parts(lambda a: jax.tree.map(lambda b: b[None], a) if is_part(a) else a, sums)
     for form in begun:
         sums = form.widen(sums, None)

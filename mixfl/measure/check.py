@@ -18,9 +18,9 @@ from mixfl.algorithms import ALGORITHMS
 from mixfl.algorithms.contract import Batches, Broadcast, ClientFeed
 from mixfl.algorithms.steps import client_update, gradient
 from mixfl.engine import Simulator
+from mixfl.engine.params import check_params
 from mixfl.engine.preflight import attempt, check_loss, check_purity, check_rows
 from mixfl.engine.purity import ImpureLoss
-from mixfl.engine.simulator import check_params
 from mixfl.errors import MixflError
 from mixfl.frozen import frozen_arrays, with_arrays
 from mixfl.model_state import carries_state

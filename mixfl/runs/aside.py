@@ -6,8 +6,9 @@ from pathlib import Path
 from mixfl.runs.files import disk_error
 
 # In this order: while its metrics are there, it is known that the run had checkpoints.
+CLIENTS = "clients"  # what clients keep between rounds
 EVERYTHING = (
-    "checkpoints", "tensorboard", "mlflow.json", "origin.json", "model.safetensors",
+    "checkpoints", CLIENTS, "tensorboard", "mlflow.json", "origin.json", "model.safetensors",
     "metrics.jsonl", "status.json",
 )  # fmt: skip
 

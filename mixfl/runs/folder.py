@@ -8,6 +8,7 @@
     origin.json        the data, versions and machine that were used
     status.json        running, finished, interrupted, failed or diverged, and at which round
     model.safetensors  the trained model, when the run has finished
+    clients/           what clients keep between rounds, if the algorithm needs that
     algorithm.py       a copy of the file of an algorithm of the user's own
     aside-1/           files that were in the way: damaged checkpoints, or an earlier start
     and the problem's own files, such as vocabulary.json

@@ -272,7 +272,9 @@ class Loop:
         meta = {**self.record.meta(), "model": where_model_is(state)}
         value = self.choice.value(self.record.row(t))
         judged = None if value is None else Judged(str(self.choice.by), value)
+        self.engine.flush()
         self.checkpoints.save(t, state, meta, judged)
+        self.engine.saved(t, self.checkpoints.rounds())
         self.sinks.saved(t)
 
     def _interrupted(self, t: int) -> Interrupted:

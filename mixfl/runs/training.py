@@ -19,6 +19,7 @@ from mixfl.errors import Interrupted, MixflError
 from mixfl.problem import Problem
 from mixfl.process.compilation_cache import ProgramsKept
 from mixfl.runs.agreement import check_alike
+from mixfl.runs.aside import CLIENTS
 from mixfl.runs.callbacks import Callbacks
 from mixfl.runs.choice import Choice
 from mixfl.runs.counts import reasons
@@ -184,6 +185,7 @@ def _restored(
             )  # fmt: skip
             round, state, record = restore(state)
             outputs.folder.frozen = plan.problem.frozen_digest()
+            engine.keep(outputs.folder.path / CLIENTS, round)
             stack.callback(outputs.checkpoints.close)
         return round, record.rows, dict(record.counts), record.done, record.ended
 

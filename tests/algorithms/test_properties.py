@@ -361,7 +361,8 @@ def test_a_client_whose_loss_is_not_finite_is_left_out(algorithm):
         r = reference_round(simulator.feeder, simulator.at(t), t, simulator.s)
         bad = [i for i, batches in enumerate(r.clients[0]) if (batches[0]["ok"] < 0).any()]
         without = lambda of, bad=bad: [[c for i, c in enumerate(of[0]) if i not in bad]]  # noqa: E731
-        rounds.append(dataclasses.replace(r, clients=without(r.clients), shares=without(r.shares)))
+        rest = {name: without(getattr(r, name)) for name in ("clients", "shares", "who")}
+        rounds.append(dataclasses.replace(r, **rest))
         rejected.append(len(bad))
     assert sorted(set(rejected)) == [0, 1]  # with and without it
     assert [info["clients/rejected"] for info in infos] == rejected

@@ -140,5 +140,5 @@ def test_chunks_and_several_sizes_lower():
     empty = program.empty(messages, piece.clients, state.aggregation)
     arguments = (empty, messages, piece.clients, state.aggregation)
     export(program.accumulate, platforms=both)(*arguments)
-    _, reports = jax.eval_shape(program.accumulate, *arguments)
+    _, reports, _ = jax.eval_shape(program.accumulate, *arguments)
     export(program.finish, platforms=both)(state, piece.drawn, messages, empty, [reports])

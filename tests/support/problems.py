@@ -104,10 +104,12 @@ def reference_round(feeder: Feeder, algorithm, t: int, s: mixfl.Settings) -> ref
     populations = len(feeder.problem.populations)
     clients = [[] for _ in range(populations)]
     shares = [[] for _ in range(populations)]
+    who = [[] for _ in range(populations)]
     drawn = None
     for piece in feeder.pieces(algorithm, t):
         drawn = piece.drawn if drawn is None else drawn
-        for j, feed in [(j, feed) for j, feeds in enumerate(piece.clients) for feed in feeds]:
+        every = enumerate(piece.clients)
+        for j, size, feed in [(j, k, feed) for j, feeds in every for k, feed in enumerate(feeds)]:
             for i in range(len(feed.batches.mask)):
                 mask = feed.batches.mask[i] > 0
                 steps = np.flatnonzero(mask.any(axis=1))
@@ -117,6 +119,8 @@ def reference_round(feeder: Feeder, algorithm, t: int, s: mixfl.Settings) -> ref
                     name: a[i, k][mask[k]] for name, a in data.items()
                 }
                 clients[j].append([pick(k) for k in steps])
+                if piece.who:
+                    who[j].append(int(piece.who[j][size][i]))
                 if feed.share is not None:
                     dealt = [{n: a[i, k] for n, a in feed.share.items()} for k in steps]
                     shares[j].append(dealt)
@@ -126,7 +130,8 @@ def reference_round(feeder: Feeder, algorithm, t: int, s: mixfl.Settings) -> ref
         for b in drawn or []
     ]  # fmt: skip
     steps = max([len(b.mask) for b in drawn if b is not None], default=1)
-    return reference.Round(clients, server, shares, steps)
+    sizes = [len(t.clients) for t in feeder.problem.populations]
+    return reference.Round(clients, server, shares, who, sizes, steps)
 
 
 def reference_models(name: str, simulator, rounds: int) -> tuple[np.ndarray, np.ndarray]:

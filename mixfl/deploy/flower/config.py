@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta
 
 from mixfl.algorithms import recipe
-from mixfl.algorithms.contract import Recipe
+from mixfl.algorithms.contract import Algorithm, Recipe
 from mixfl.errors import MixflError
 from mixfl.problem import Problem
 from mixfl.runs.keys import settings_of
@@ -81,3 +81,11 @@ def chosen(
         if getattr(s, name) != KEYS[name].default:
             raise MixflError(f"{name} = {getattr(s, name)} can't be deployed: {why}.")
     return weighted, algorithm, s, deployment
+
+
+def check_deployable(recipe: Recipe, algorithm: Algorithm) -> None:
+    if algorithm.client_state is not None:
+        raise MixflError(
+            f"{recipe.id} can't be deployed: its clients keep a state between rounds, and nodes "
+            "keep nothing. Use it in the simulator; mimelite and fedclg need no such state."
+        )

@@ -26,7 +26,7 @@ from mixfl.aggregation.wire import Sent, restored, sent
 from mixfl.algorithms.contract import Algorithm, Batches, ClientFeed, Recipe, Sums
 from mixfl.algorithms.marks import known_marks
 from mixfl.algorithms.origin import with_rates
-from mixfl.deploy.flower.config import Deployment
+from mixfl.deploy.flower.config import Deployment, check_deployable
 from mixfl.deploy.flower.exchange import Exchange, padded
 from mixfl.deploy.flower.link import Link, link_to
 from mixfl.deploy.flower.members import Members
@@ -34,10 +34,10 @@ from mixfl.deploy.flower.no_loss import NoLoss
 from mixfl.deploy.flower.nodes import Nodes
 from mixfl.deploy.flower.replies import Clock
 from mixfl.engine.auto import Forms, choose_forms, model_shapes, resolved
-from mixfl.engine.base import Progress, RoundBytes, RoundResult
+from mixfl.engine.base import KeepsNothing, Progress, RoundBytes, RoundResult
 from mixfl.engine.feeding import Draws
+from mixfl.engine.params import check_params
 from mixfl.engine.round import State
-from mixfl.engine.simulator import check_params
 from mixfl.engine.summing import compared, finite
 from mixfl.forms.base import add_to, zeros_for
 from mixfl.forms.half import in_half
@@ -62,7 +62,7 @@ class Programs(NamedTuple):
     like: list[Sent]  # and of what is sent
 
 
-class DeployedEngine:
+class DeployedEngine(KeepsNothing):
     """See Engine in mixfl/engine/base.py."""
 
     def __init__(
@@ -73,6 +73,7 @@ class DeployedEngine:
         self.problem, self.s, self.d = problem, recipe.resolve(problem, s), d
         self.clock, self.note = clock, note
         self.algorithm = recipe.build(problem, self.s)
+        check_deployable(recipe, self.algorithm)
         self.aggregation = chain(self.s)
         self.forms = self._rows_only(
             choose_forms(
