@@ -74,8 +74,12 @@ class ByteCounter:
                 lambda a, steps=shapes[-1].steps: jax.ShapeDtypeStruct(
                     (steps, *a.shape[2:]), a.dtype
                 ),
-                feeds._replace(notes=None, key=None),
+                feeds._replace(notes=None, key=None, state=None),
             )
+            own_state = jax.tree.map(
+                lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), feeds.state
+            )
+            one = one._replace(state=own_state)
             dealt = {name: a for name, a in (one.share or {}).items() if name != KEYS}
 
             def count(

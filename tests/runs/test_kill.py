@@ -49,7 +49,7 @@ def check(arguments, env) -> str:
     return done.stderr
 
 
-QUICK = ("fedavg", "pt", "2wgt")
+QUICK = ("fedavg", "pt", "2wgt", "scaffold")
 
 
 @pytest.fixture(scope="module")
