@@ -15,6 +15,7 @@ a gradient at the clients and for the central steps, a negative delta for Server
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -434,7 +435,10 @@ def mime_lite(terms, x, s, rounds):
         for population, j in enumerate(places("federated", terms)):
             lighter = Term("federated", terms[j].loss, (1 - beta) * terms[j].weight)
             augment = constant(beta * m[j])
-            clients = cohort(lighter, x, r.clients[population], s, augment)
+            # A gradient is clipped before it is scaled.
+            most = s.grad_clip if s.grad_clip == "off" else (1 - beta) * s.grad_clip
+            shorter = dataclasses.replace(s, grad_clip=most)
+            clients = cohort(lighter, x, r.clients[population], shorter, augment)
             clients = clip[j](x, clients, augment, s)
             delta = delta + aggregate(x, clients, s)
             at_x = [

@@ -33,7 +33,6 @@ from mixfl.algorithms.steps import (
     chunked_gradient,
     client_update,
     difference,
-    gradient,
     gradient_at_x,
     scale,
 )  # fmt: skip
@@ -77,12 +76,7 @@ def fedclg(problem: Problem, s: Settings) -> Algorithm:
 
     def corrected_client(term, broadcast, feed):
         g_i = gradient_at_x(term, broadcast.x, feed)
-
-        def grad(x, step):
-            loss, g = gradient(term, x, step.batches)
-            return loss, difference(g, g_i)
-
-        return client_update(term, s, broadcast, feed, grad)
+        return client_update(term, s, broadcast, feed, after=lambda g: difference(g, g_i))
 
     if s.own.correction == "client":
         return base._replace(broadcast=corrected_broadcast, client=corrected_client)

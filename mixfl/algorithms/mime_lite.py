@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from mixfl.algorithms.contract import CLIENT_KEYS, Algorithm, Broadcast, algorithm
 from mixfl.algorithms.fed_avg import State as FedAvgState
 from mixfl.algorithms.fed_avg import fed_avg
-from mixfl.algorithms.steps import client_update, gradient, gradient_at_x, scale, zeros
+from mixfl.algorithms.steps import client_update, gradient_at_x, scale, zeros
 from mixfl.problem import Params, Problem
 from mixfl.settings import Settings
 from mixfl.validation import Share, key
@@ -46,11 +46,7 @@ def mime_lite(problem: Problem, s: Settings) -> Algorithm:
         return [Broadcast(state.x, scale(beta, m)) for m in state.m]
 
     def client(term, broadcast, feed):
-        def grad(x, step):
-            loss, g = gradient(term, x, step.batches)
-            return loss, scale(1 - beta, g)
-
-        upload = client_update(term, s, broadcast, feed, grad)
+        upload = client_update(term, s, broadcast, feed, after=lambda g: scale(1 - beta, g))
         g_i = gradient_at_x(term, broadcast.x, feed)
         return upload._replace(extra=scale(upload.weight, g_i))
 

@@ -14,11 +14,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from mixfl.algorithms.client_opt import plain_steps
 from mixfl.algorithms.contract import CLIENT_KEYS, Algorithm, Broadcast, algorithm
 from mixfl.algorithms.fed_avg import State as FedAvgState
 from mixfl.algorithms.fed_avg import fed_avg
-from mixfl.algorithms.steps import client_update, difference, gradient, scale, zeros
-from mixfl.optimizers import make
+from mixfl.algorithms.steps import client_update, difference, scale, zeros
 from mixfl.problem import Params, Problem
 from mixfl.settings import Settings
 
@@ -35,7 +35,7 @@ class State(NamedTuple):
 @algorithm("scaffold", CLIENT_KEYS)
 def scaffold(problem: Problem, s: Settings) -> Algorithm:
     fedavg = fed_avg.build(problem, s)
-    plain = make(s.client_opt, s.client_lr).plain
+    plain = plain_steps(s)
 
     def init(x):
         return State(fedavg.init(x), tuple(zeros(x) for _ in problem.populations))
@@ -45,12 +45,8 @@ def scaffold(problem: Problem, s: Settings) -> Algorithm:
 
     def client(term, broadcast, feed):
         c_i = feed.state
-
-        def grad(x, step):
-            loss, g = gradient(term, x, step.batches)
-            return loss, difference(g, c_i)
-
-        upload = client_update(term, s, broadcast, feed, grad, collect=not plain)
+        corrected = lambda g: difference(g, c_i)  # noqa: E731
+        upload = client_update(term, s, broadcast, feed, collect=not plain, after=corrected)
         steps = jnp.maximum(upload.steps, 1)
         # Both are the mean of g_i - c_i: u_i is Delta_i without what c alone would have changed.
         change = (

@@ -157,19 +157,25 @@ def descend(
 
 
 def client_update(term, s: Settings, broadcast: Broadcast, feed: ClientFeed, grad=None,
-                  collect=False) -> Upload:  # fmt: skip
+                  collect=False, after=lambda g: g) -> Upload:  # fmt: skip
     """The paper's ClientUpdate: K_i steps of a fresh ClientOpt from x.
 
     `grad(x, ClientFeed of one step)` is the client's own gradient, by default that of its term.
-    client_opt.py says what the settings add to a step.
+    client_opt.py says what the settings add to a step. `after` changes the gradient after
+    `grad_clip`.
     """
-    grad = shortened(s, grad or (lambda x, feed: gradient(term, x, feed.batches)))
+    own = shortened(s, grad or (lambda x, feed: gradient(term, x, feed.batches)))
     opt = client_opt(s, broadcast.x)
     mask = feed.batches.mask
     active = jnp.any(mask > 0, axis=1).astype(jnp.float32)
     each = feed._replace(state=None)  # the rest has a first axis of steps
+
+    def changed(x, feed):
+        loss, g = own(x, feed)
+        return loss, after(g)
+
     x, _, grads, loss = descend(
-        grad, opt, broadcast.x, each, opt.init(broadcast.x), active, broadcast.aug, collect
+        changed, opt, broadcast.x, each, opt.init(broadcast.x), active, broadcast.aug, collect
     )
     steps = jnp.sum(active)
     weight = {
