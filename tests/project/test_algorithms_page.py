@@ -47,3 +47,11 @@ def test_agreeing():
     assert float(result.params["w"]) == pytest.approx(0.5 * 8 / 5, rel=1e-5)
     with pytest.raises(mixfl.MixflError, match="no effect on 'agreeing'"):
         mixfl.train(problem, agreeing, server_opt="adam")
+
+
+def test_remembering():
+    """A change of -1 in each round, and half of the one before: -1, -1.5, -1.75."""
+    remembering, problem = on_page("remembering")["remembering"], constant_gradients(1.0, steps=1)
+    keys = dict(ONE, rounds=3, cohort_size=1, local_steps=1, client_lr=1.0)
+    result = mixfl.train(problem, remembering, **keys)
+    assert float(result.params["w"]) == pytest.approx(-(1 + 1.5 + 1.75), rel=1e-5)
