@@ -90,7 +90,7 @@ def check_allowed(s: Settings) -> None:
             f"aggregation = {s.aggregation} does not go with client state: clients that it leaves "
             "out would keep states of their own. Use aggregation = mean."
         )
-    if getattr(s, "dp", "off") not in ("off", None):
+    if getattr(s, "private", False):
         raise MixflError(
             "differential privacy does not go with client state: what a client has kept from "
             "earlier rounds is in all that it sends, so that no single round bounds its part."
