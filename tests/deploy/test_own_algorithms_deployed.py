@@ -94,3 +94,18 @@ def test_own_fields_of_another_shape_are_refused():
             messages.parsed_task(content, np.zeros(2, np.float32), {}, extra=lambda: like)
     assert isinstance(content, RecordDict)
     assert isinstance(content["extra"], ArrayRecord)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "own"),
+    [
+        ("server-learning", {}),
+        ("fedclg", dict(correction="client")),
+        ("fedclg", dict(correction="server")),
+        ("mimelite", dict(momentum=0.5)),
+    ],
+)
+def test_algorithms_of_other_papers_are_the_same_as_in_the_simulator(algorithm, own):
+    keys = dict(rounds=3, clip="off", **own)
+    result, _, _ = deploy("two populations", algorithm=algorithm, **keys)
+    assert_same(result.params, simulate("two populations", algorithm, **keys).params)
