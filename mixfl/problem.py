@@ -194,15 +194,13 @@ class Problem:
             raise MixflError(f"the terms need different names (name=...), got {names}.")
 
     def _bind(self) -> None:
-        """Gives the losses the frozen arrays."""
+        """Gives the losses what they take."""
         new = self.frozen is not None and not isinstance(self.frozen, Frozen)
         if new:
             object.__setattr__(self, "frozen", Frozen(self.frozen))
         losses = [with_frozen(t.loss, self.frozen) for t in self.terms]
         if new and self.frozen not in frozen_of(losses):
-            raise MixflError(
-                "frozen: no loss has a parameter of this name, as loss(params, batch, frozen)."
-            )
+            raise MixflError("frozen: no loss has a parameter of this name, as loss(x, b, frozen).")
         if self.state is not None:
             object.__setattr__(self, "init", with_initial(self.init, self.state))
         losses = with_state(self.terms, losses, self.state is not None)

@@ -120,6 +120,36 @@ def _stop_at_notes(at_server, at_node):
     run(plan, None, True, Stopping())
 
 
+def in_pytorch(scale: float):
+    """Logistic regression with a frozen buffer."""
+    torch = pytest.importorskip("torch")
+    from mixfl import pytorch
+
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(problems.DIM, 1)
+            self.register_buffer("scale", torch.full((problems.DIM,), scale))
+
+    model = pytorch.Model(Net)
+
+    def loss(net, batch):
+        z = net.layer(batch["x"] * net.scale)[:, 0]
+        return torch.nn.functional.softplus(-batch["y"] * z)
+
+    terms = [problems.population(sizes=SIZES), problems.datacenter()]
+    terms = [dataclasses.replace(t, loss=model.loss(loss)) for t in terms]
+    return mixfl.Problem(model.init, terms)
+
+
+def test_frozen_tensors_of_modules_are_compared():
+    ours = in_pytorch(2.0)
+    assert [jnp.asarray(a["scale"]).shape for a in ours.frozen_arrays()] == [(problems.DIM,)]
+    assert ours.frozen_digest() == in_pytorch(2.0).frozen_digest()
+    with pytest.raises(AssertionError, match="not the server's"):
+        _stop_at_notes(ours, in_pytorch(3.0))
+
+
 def test_a_changed_array_is_refused(cache):
     def change(content):
         content["hello"]["frozen"] = "0" * 64
