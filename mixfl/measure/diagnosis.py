@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from mixfl.algorithms import ALGORITHMS
+from mixfl.algorithms.epochs import mean_steps
 from mixfl.engine import Simulator
 from mixfl.errors import MixflError
 from mixfl.measure.curvature import Curvature
@@ -207,9 +208,10 @@ def most_examples(problem: Problem, wanted: int) -> int:
 
 
 def setup_of(problem: Problem, s: Settings) -> Setup:
-    """The paper's settings. K is at most what the largest client reaches. The central examples
-    follow the rubric, or what PT would draw with the given `central_batch`."""
-    K = min(s.local_steps, max(_batches(p, s) for p in problem.populations))
+    """The paper's settings. K is at most what the largest client reaches (local epochs: the mean).
+    The central examples follow the rubric, or what PT would draw with the given `central_batch`."""
+    most = max(_batches(p, s) for p in problem.populations) * (s.local_epochs or 1)
+    K = min(mean_steps(problem, s), most)
     J = K if s.central_steps == "auto" else s.central_steps
     rubric = s.cohort_size * s.client_batch
     each = most_examples(problem, rubric if s.central_batch == "auto" else s.central_batch)

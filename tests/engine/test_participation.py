@@ -22,6 +22,7 @@ from mixfl.algorithms import ALGORITHMS
 from mixfl.engine import Simulator, cohort
 from mixfl.engine.participation import Participation, drawn_by_weight
 from mixfl.errors import MixflError
+from mixfl.measure.diagnosis import setup_of
 from mixfl.runs.keys import settings_of
 
 UNEQUAL = (1, 2, 40, 3, 2, 1, 4, 17, 2, 3, 1, 2)
@@ -329,6 +330,12 @@ def test_the_server_takes_as_many_steps_as_clients_on_average():
     assert resolved.central_steps == round(np.mean(steps))
     assert ALGORITHMS["1wgt"].resolve(p, s).central_batch == min(40, round(np.mean(steps)) * 18)
     assert ALGORITHMS["pt"].resolve(p, settings()).central_steps == settings().local_steps
+
+
+def test_predictions_use_the_mean_of_the_steps():
+    p, s = epochs("pt")
+    assert ALGORITHMS["pt"].resolve(p, s).central_steps == setup_of(p, s).K
+    assert settings().local_steps == setup_of(p, settings()).K
 
 
 def test_epochs_with_an_optimizer_that_is_not_plain():

@@ -231,6 +231,16 @@ def test_a_loss_of_one_example_may_take_more():
     assert WithKeys(loss).takes == Takes(frozen=True)
 
 
+def test_a_loss_with_a_key_and_frozen_arrays():
+    def scaled(params, batch, key, frozen):
+        return frozen["scale"] * masked(params, batch, key)
+
+    own, s = problem(lambda params, batch, key: 2.0 * masked(params, batch, key)), settings()
+    p = mixfl.Problem(init, [dataclasses.replace(t, loss=scaled) for t in problem().terms],
+                      frozen={"scale": np.float32(2)})  # fmt: skip
+    np.testing.assert_allclose(trained(p, "pt", s)[1], trained(own, "pt", s)[1], atol=1e-6)
+
+
 def test_one_key_for_all_examples_is_found():
     def loss(params, batch, key):
         return batch["x"][:, 0] * (mask_of(key[0]) @ params["w"])
