@@ -20,7 +20,8 @@ NAMES = {
     "fedavg": "FedAvg (FL alone)", "pt": "Parallel Training", "1wgt": "1-way Gradient Transfer",
     "2wgt": "2-way Gradient Transfer", "oracle": "Oracle", "central": "Central alone",
     "pretrain": "Central, then FedAvg", "example-transfer": "Example Transfer",
-    "baseline": "Baseline (all at the client)",
+    "baseline": "Baseline (all at the client)", "server-learning": "Server learning",
+    "fedclg": "FedCLG", "scaffold": "SCAFFOLD", "mimelite": "Mime-lite",
 }  # fmt: skip
 
 TITLES = {

@@ -67,7 +67,7 @@ def series(setting: Setting, ended: Mapping[str, Done], out: Path) -> Series:
 
 def spelt(name: str, algorithm: str) -> str:
     """A setting's name with the algorithm spelled out."""
-    return name.replace(algorithm, NAMES[algorithm], 1)
+    return name.replace(algorithm, NAMES.get(algorithm, algorithm), 1)
 
 
 def final(study, show, ended, out) -> list[Sweep]:
