@@ -66,6 +66,8 @@ class Federated:
     the round to one: `sampling`, weights by which cohorts are drawn; `available`, the chances that
     clients can be drawn at all (or True and False); `speeds`, the share of its steps that a client
     makes.
+
+    `settings` are keys of this population alone, in place of the run's: {"client_lr": 0.01}.
     """
 
     loss: Callable
@@ -76,9 +78,12 @@ class Federated:
     sampling: Any = None  # afterwards a PerClient, as the next two
     available: Any = None
     speeds: Any = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self):
         _check_term(self)
+        if not isinstance(self.settings, Mapping):
+            raise MixflError("Federated: settings must be a dict, such as {'client_lr': 0.01}.")
         _check_rows(self)
         _tell_loss(self)
         if isinstance(self.clients, AtNodes):
@@ -247,6 +252,15 @@ class Problem:
                 dataclasses.replace(t, weight=weight) if isinstance(t, kind) else t for t in terms
             )
         return self.with_terms(terms)
+
+    def with_equal_populations(self) -> "Problem":
+        """Without settings that single populations have of their own."""
+        if not any(t.settings for t in self.populations):
+            return self
+        return self.with_terms([
+            dataclasses.replace(t, settings={}) if isinstance(t, Federated) else t
+            for t in self.terms
+        ])  # fmt: skip
 
     def with_terms(self, terms: Sequence[Term]) -> "Problem":
         """The same problem with other weights, or other forms of its losses."""

@@ -1,14 +1,15 @@
 """Every key of a run: the same in TOML, on the command line and in Python."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, get_args
 
 from msgspec import Meta
 
-from mixfl.schedules import EXAMPLE, check_schedule, is_schedule, rate_at, rates
+from mixfl.errors import MixflError
+from mixfl.schedules import EXAMPLE, check_schedule, is_schedule, named, rate_at, rates
 from mixfl.validation import (
     Auto,
     Count,
@@ -31,6 +32,11 @@ else:
     AutoText = Annotated[str, Meta(extra={"expected": f"'auto', or a schedule such as {EXAMPLE}"})]
     Rate = Positive | Text | Callable[..., Any]
     AutoRate = Positive | AutoText | Callable[..., Any]
+# What a population may have of its own: Federated(settings=...).
+POPULATION_KEYS = (
+    "cohort_size", "client_batch", "local_steps", "client_lr", "client_opt", "weighting",
+    "grad_clip", "weight_decay", "proximal",
+)  # fmt: skip
 RATES = ("client_lr", "server_lr", "central_lr", "merge_lr")
 Weighting = Literal["examples", "steps", "uniform"]
 WEIGHTINGS = get_args(Weighting)
@@ -161,6 +167,10 @@ class Settings:
     )
     # No key, but the keys that the algorithm declares for itself, which has checked them.
     own: Own = dataclasses.field(default=Own(), metadata={"checked": True})
+    # No key either: the most local steps of any population, if they differ.
+    most_steps: int | None = dataclasses.field(default=None, metadata={"checked": True})
+    # Nor this: the round whose rates are in place of schedules.
+    round: int | None = dataclasses.field(default=None, metadata={"checked": True})
 
     def __post_init__(self):
         check_fields(self)
@@ -180,6 +190,22 @@ class Settings:
             k: rate_at(k, v, self.rounds, round) for k, v in self.schedules.items()
         }
         return dataclasses.replace(self, **found) if found else self
+
+    def of(self, term: Any) -> "Settings":
+        """With what the population `term` has of its own."""
+        if not term.settings:
+            return self
+        try:
+            check_keys(term.settings, valid=POPULATION_KEYS)
+            own = dataclasses.replace(self, **term.settings)
+            return own if self.round is None else own.at(self.round)
+        except MixflError as error:
+            raise MixflError(f"settings of the population '{term.name}': {error}") from None
+
+    def named_schedules(self, some: Iterable[str] = RATES) -> dict[str, str]:
+        """Texts by which schedules are compared with those of another run."""
+        found = {k: v for k, v in self.schedules.items() if k in some}
+        return {k: named(k, v, self.rounds) for k, v in found.items()}
 
     def check_schedules(self) -> None:
         """An error if a rate is not above 0 in some round."""
@@ -202,4 +228,4 @@ class Settings:
         return self.local_steps if self.central_steps == "auto" else self.central_steps
 
 
-KEYS = {f.name: f for f in dataclasses.fields(Settings) if f.name != "own"}
+KEYS = {f.name: f for f in dataclasses.fields(Settings) if "checked" not in f.metadata}

@@ -16,8 +16,8 @@ a gradient at the clients and for the central steps, a negative delta for Server
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -58,6 +58,12 @@ class Settings:
     proximal: float = 0.0  # mu of FedProx: a client's step adds mu (x - x_t) to its gradient
     momentum: float = 0.9  # of mimelite
     correction: str = "client"  # of fedclg: at the "client" or at the "server"
+
+    # What populations have of their own, by the place of their term: {0: {"client_lr": 0.1}}.
+    apart: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+
+    def of(self, j: int) -> Settings:
+        return replace(self, **self.apart.get(j, {}))
 
     @property
     def determined(self) -> bool:
@@ -296,9 +302,9 @@ def fedavg(terms, x, s, rounds, augmenting=nothing, first=0):
         delta = np.zeros_like(x)
         for population, j in enumerate(places("federated", terms)):
             augment = augmenting(r, x, population)
-            clients = cohort(terms[j], x, r.clients[population], s, augment)
-            clients = clip[j](x, clients, augment, s)
-            delta = delta + aggregate(x, clients, s)
+            clients = cohort(terms[j], x, r.clients[population], s.of(j), augment)
+            clients = clip[j](x, clients, augment, s.of(j))
+            delta = delta + aggregate(x, clients, s.of(j))
         x = server.step(x, -delta)
         models.append(x)
     return models
@@ -525,13 +531,15 @@ def algorithm_1(terms, x, s, rounds, auto_merge_lr, transfer):
 
         for population, j in enumerate(places("federated", terms)):
             augment = constant(aug[j], none=not transfer)
-            clients = cohort(terms[j], x, r.clients[population], s, augment)
-            clients = clip[j](x, clients, augment, s)
-            x_f = server[j].step(x, -aggregate(x, clients, s))
+            clients = cohort(terms[j], x, r.clients[population], s.of(j), augment)
+            clients = clip[j](x, clients, augment, s.of(j))
+            x_f = server[j].step(x, -aggregate(x, clients, s.of(j)))
             delta_f = x_f - x
             delta = delta + delta_f
             if transfer:
-                gt[j] = average_gradient(clients, s.determined, s.client_lr, aug[j], gt[j])
+                gt[j] = average_gradient(
+                    clients, s.of(j).determined, s.of(j).client_lr, aug[j], gt[j]
+                )
 
         x = merge.step(x, -delta)
         models.append(x)

@@ -33,9 +33,10 @@ from mixfl.algorithms.functions import (
     Update,
 )
 from mixfl.algorithms.keys import *  # noqa: F403
-from mixfl.algorithms.keys import RUN_KEYS
+from mixfl.algorithms.keys import RUN_KEYS, WITH_POPULATIONS
 from mixfl.algorithms.origin import Origin
 from mixfl.algorithms.own import OwnKeys
+from mixfl.errors import MixflError
 from mixfl.model_state import check_known
 from mixfl.problem import Central, Federated, Params, Problem
 from mixfl.settings import KEYS, Settings, check_keys
@@ -172,7 +173,8 @@ class Auto(Protocol):
 
 
 def usual_central_batch(problem: Problem, s: Settings) -> int:
-    return s.cohort_size * s.client_batch
+    each = [s.of(term) for term in problem.populations] or [s]
+    return max(own.cohort_size * own.client_batch for own in each)
 
 
 def _weight_of(kind: type) -> Auto:
@@ -229,6 +231,9 @@ class Recipe:
         """Replaces each `auto` that the algorithm and the problem determine. Engines replace those
         that depend on the machine (engine/auto.py)."""
         s = self.own.completed(s)
+        if any("local_steps" in term.settings for term in problem.populations):
+            most = max(s.local_steps, *(s.of(term).local_steps for term in problem.populations))
+            s = dataclasses.replace(s, most_steps=most) if most != s.most_steps else s
         used = {k: getattr(s, k) for k in AUTO if k in self.uses}
         # A rate may be a tracer, which can't be compared.
         open_keys = [
@@ -245,12 +250,26 @@ class Recipe:
 
     def build(self, problem: Problem, settings: Settings) -> Algorithm:
         """Rates that are schedules are those of the first round; engines replace them in each."""
-        settings.check_schedules()
         check_known(self.id, problem, settings)
-        at = lambda round: self.resolve(problem, settings.at(round))  # noqa: E731
+        apart = [term for term in problem.populations if term.settings]
+        if apart and self.id not in WITH_POPULATIONS:
+            raise MixflError(
+                f"the population '{apart[0].name}' has settings of its own, which '{self.id}' does "
+                f"not know of. These do: {', '.join(sorted(WITH_POPULATIONS))}."
+            )
+        every = [settings, *map(settings.of, apart)]
+        for s in every:
+            s.check_schedules()
+
+        def at(round: int) -> Settings:
+            s = dataclasses.replace(settings.at(round), round=round) if scheduled else settings
+            return self.resolve(problem, s)
+
+        scheduled = any(s.schedules for s in every)
         s = at(0)
-        built, scheduled = self.make(problem, s), at if settings.schedules else None
-        return built._replace(origin=Origin(self.make, problem, s, built[:-1], scheduled))
+        built = self.make(problem, s)
+        origin = Origin(self.make, problem, s, built[:-1], at if scheduled else None)
+        return built._replace(origin=origin)
 
 
 def algorithm(

@@ -53,7 +53,7 @@ def fed_avg(problem: Problem, s: Settings) -> Algorithm:
         return ()
 
     def update(state, broadcasts, sums, central):
-        deltas = map(functools.partial(mean_delta, s), broadcasts, sums)
+        deltas = map(mean_delta, map(s.of, problem.populations), broadcasts, sums)
         delta = joined(problem.populations, list(deltas))
         x, server = server_opt.step(state.x, scale(-1, delta), state.server)
         return State(x, server), report(problem, sums)

@@ -1,6 +1,14 @@
 """Which keys have an effect on which algorithms."""
 
-__all__ = ["AUTO_KEYS", "BATCH_KEYS", "CENTRAL_KEYS", "CLIENT_KEYS", "MERGE_KEYS", "RUN_KEYS"]
+__all__ = [
+    "AUTO_KEYS",
+    "BATCH_KEYS",
+    "CENTRAL_KEYS",
+    "CLIENT_KEYS",
+    "MERGE_KEYS",
+    "RUN_KEYS",
+    "WITH_POPULATIONS",
+]
 
 RUN_KEYS = frozenset(
     {"rounds", "seed", "eval_every", "checkpoint_every", "devices", "measure", "convolutions",
@@ -19,3 +27,8 @@ AUTO_KEYS = frozenset(
     {"cohort_size", "client_batch", "local_steps", "local_epochs", "client_lr", "server_lr"}
 )
 MERGE_KEYS = frozenset({"merge_lr", "merge_opt"})
+# The algorithms whose populations may have settings of their own; `oracle` and `central` have no
+# clients, and take those of the run.
+WITH_POPULATIONS = frozenset(
+    {"fedavg", "pt", "1wgt", "2wgt", "baseline", "pretrain", "oracle", "central"}
+)

@@ -28,7 +28,8 @@ from mixfl.trees import without_state
 
 def rubric(problem: Problem, s: Settings) -> int:
     """The central batch: one gradient stands in for all steps of all clients."""
-    return mean_steps(problem, s) * s.cohort_size * s.client_batch
+    each = [s.of(term) for term in problem.populations] or [s]
+    return max(mean_steps(problem, own) * own.cohort_size * own.client_batch for own in each)
 
 
 @algorithm("1wgt", CLIENT_KEYS, BATCH_KEYS, AUTO_KEYS, central_batch=rubric)

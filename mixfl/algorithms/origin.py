@@ -29,6 +29,9 @@ class Origin:
         """The rates of a round of the run that the algorithm was built for."""
         s = self.settings if self.at is None else self.at(round)
         values = {name: getattr(s, name) for name in RATES}
+        for term in self.problem.populations:
+            if "client_lr" in term.settings:
+                values[rate_of(term)] = s.of(term).at(round).client_lr
         return {name: value for name, value in values.items() if not isinstance(value, str)}
 
     def scheduled(self, round: int) -> dict[str, float]:
@@ -56,6 +59,20 @@ class TracedSettings(Settings):
         if name in OF_A_RUN:
             vars(self).get("noted", set()).add(name)
         return super().__getattribute__(name)
+
+    def of(self, term: Any) -> "TracedSettings":
+        if not term.settings:
+            return self
+        own = {k: v for k, v in term.settings.items() if k != "client_lr"}
+        known = vars(self)
+        traced = object.__new__(TracedSettings)
+        vars(traced).update(known, **own, client_lr=known.get(rate_of(term), known["client_lr"]))
+        return traced
+
+
+def rate_of(term: Any) -> str:
+    """The name of a population's own client_lr."""
+    return f"{term.name}.client_lr"
 
 
 def traced_settings(s: Settings, rates: dict[str, Any], noted: set[str]) -> TracedSettings:

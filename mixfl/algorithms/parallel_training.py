@@ -59,8 +59,9 @@ def parallel_training(problem: Problem, s: Settings) -> Algorithm:
 
     def update(state, broadcasts, sums, central):
         deltas, server = [], []
-        for sent, sums_j, opt_state in zip(broadcasts, sums, state.server, strict=True):
-            delta = mean_delta(s, sent, sums_j)
+        populations = zip(problem.populations, broadcasts, sums, state.server, strict=True)
+        for term, sent, sums_j, opt_state in populations:
+            delta = mean_delta(s.of(term), sent, sums_j)
             x_f, opt_state = server_opt.step(state.x, scale(-1, delta), opt_state)
             deltas.append(difference(x_f, state.x))
             server.append(opt_state)

@@ -164,6 +164,7 @@ def client_update(term, s: Settings, broadcast: Broadcast, feed: ClientFeed, gra
     client_opt.py says what the settings add to a step. `after` changes the gradient after
     `grad_clip`.
     """
+    s = s.of(term)
     own = shortened(s, grad or (lambda x, feed: gradient(term, x, feed.batches)))
     opt = client_opt(s, broadcast.x)
     mask = feed.batches.mask
@@ -226,12 +227,14 @@ def carried(s: Settings, broadcast: Broadcast, by_steps):
         k = jnp.arange(1, len(by_steps) + 1)
         return scale(-s.client_lr * jnp.sum(by_steps * k), broadcast.aug)
     drift = with_drift(s, broadcast).drift
-    return jax.tree.map(lambda all: jnp.tensordot(by_steps, all, axes=1), drift)
+    own = by_steps[: s.local_steps]  # other populations may take more steps
+    return jax.tree.map(lambda all: jnp.tensordot(own, all, axes=1), drift)
 
 
 def weighted_summand(s: Settings, upload: Upload) -> Sums:
     """What one client adds to the sums of FedAvg."""
-    by_steps = jnp.where(jnp.arange(1, s.local_steps + 1) == upload.steps, upload.weight, 0.0)
+    most = s.most_steps or s.local_steps
+    by_steps = jnp.where(jnp.arange(1, most + 1) == upload.steps, upload.weight, 0.0)
     return Sums(
         scale(upload.weight, upload.own), upload.weight, None, upload.grads, upload.steps,
         by_steps, upload.loss, jnp.minimum(upload.steps, 1.0), upload.extra,
@@ -239,7 +242,7 @@ def weighted_summand(s: Settings, upload: Upload) -> Sums:
 
 
 def mean_delta(s: Settings, broadcast: Broadcast, sums: Sums):
-    """Delta = sum p_i Delta_i / sum p_i, or 0 if no client is left."""
+    """Delta = sum p_i Delta_i / sum p_i, or 0 if no client is left. `s` is the population's."""
     total = sums.weighted
     if broadcast.aug is not None:
         total = add(total, carried(s, broadcast, sums.by_steps))

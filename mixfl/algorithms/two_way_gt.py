@@ -54,7 +54,7 @@ class State(NamedTuple):
 def two_way_gt(problem: Problem, s: Settings) -> Algorithm:
     terms = problem.terms
     # With plain SGD the gradients follow from the deltas. Otherwise they are summed on the way.
-    collect_f = not plain_steps(s)
+    uniform = all(s.of(term).weighting == "uniform" for term in problem.populations)
     collect_c = not is_plain(s.central_opt)
 
     def augment(gt):
@@ -75,13 +75,13 @@ def two_way_gt(problem: Problem, s: Settings) -> Algorithm:
 
     @own_loss_only
     def client(term, broadcast, feed):
-        return client_update(term, s, broadcast, feed, collect=collect_f)
+        return client_update(term, s, broadcast, feed, collect=not plain_steps(s.of(term)))
 
     @own_loss_only
     def summand(upload):
         # sum u_i is needed as well as sum p_i u_i, unless they are equal or gradients are sent.
         sums = weighted_summand(s, upload)
-        same = collect_f or s.weighting == "uniform"
+        same = upload.grads is not None or uniform
         return sums if same else sums._replace(unweighted=upload.own)
 
     def central(state, drawn):
@@ -99,7 +99,7 @@ def two_way_gt(problem: Problem, s: Settings) -> Algorithm:
         fed, cent = iter(sums), iter(central)
         gt = tuple(
             without_state(
-                federated_gt(next(fed), gt_j)
+                federated_gt(s.of(term), next(fed), gt_j)
                 if isinstance(term, Federated)
                 else central_gt(next(cent), aug_j)
             )
@@ -114,13 +114,13 @@ def two_way_gt(problem: Problem, s: Settings) -> Algorithm:
         mean = scale(-1 / (s.eta_c * s.J), c.delta)
         return mean if aug is None else difference(mean, aug)
 
-    def federated_gt(sums, gt):
+    def federated_gt(s, sums, gt):
         """gt_f' = -sum Delta_i / (eta sum K_i) - gt_c. It stays as it was if no client took a step.
 
         Each client has already taken gt_c out of its Delta_i, which leaves u_i.
         """
         steps = jnp.maximum(sums.steps, 1)
-        if collect_f:
+        if sums.grads is not None:
             new = scale(1 / steps, sums.grads)
         else:
             own = sums.weighted if sums.unweighted is None else sums.unweighted

@@ -104,7 +104,7 @@ def choose_forms(
             return ()  # forms compute losses alone
         for choose in CHOOSE:
             form = choose(
-                Candidate(term, x, algorithm, s, *shape, s.aggregation != "mean",
+                Candidate(term, x, algorithm, s.of(term), *shape, s.aggregation != "mean",
                           aggregation.squares, aggregation.elements, chosen)
             )  # fmt: skip
             if isinstance(form, Refused):
@@ -115,7 +115,7 @@ def choose_forms(
 
     forms, smaller = {}, {}
     for term in problem.populations:
-        *small, largest = client_shapes(term, s)
+        *small, largest = client_shapes(term, s.of(term))
         forms[term.name] = of_shape(term, largest)
         smaller[term.name] = {shape: of_shape(term, shape) for shape in small}
     reasons = [why for why, module in refused.items() if module == low_rank.__name__]
@@ -160,7 +160,7 @@ def clients_at_once(platform: str, clients: int, x: Params, forms: Sequence[Form
 def flops_per_number(term: Federated, x: Params, s: Settings) -> float:
     """Of the products of a client's step, per number of the model. 6 |B_i| in dense layers; more
     in convolutions, and where a layer is used several times."""
-    batch = batch_shapes(term, s.client_batch)
+    batch = batch_shapes(term, s.of(term).client_batch)
     try:
         return flops.of_gradient(original(term.loss), x, batch) / trained_numbers(x, ())
     except Exception:  # can't be counted; or the preflight says what is wrong with the loss

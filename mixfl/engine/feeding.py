@@ -129,9 +129,16 @@ class Feeder(Draws):
         self.forms = forms or Forms({})
         self.keys = keys  # clients draw at random
         self.starts = [np.asarray(t.clients.offsets) for t in problem.populations]
-        self.joining = [Participation(t, j, s) for j, t in enumerate(problem.populations)]
-        self.capacity = max([s.cohort_size, *(p.capacity for p in self.joining)])
-        self.shapes = [client_shapes(t, s) for t in problem.populations]
+        self.of = [s.of(t) for t in problem.populations]  # each population's settings
+        self.joining = [
+            Participation(t, j, own)
+            for j, (t, own) in enumerate(zip(problem.populations, self.of, strict=True))
+        ]
+        sizes = [own.cohort_size for own in self.of] or [s.cohort_size]
+        self.capacity = max([*sizes, *(p.capacity for p in self.joining)])
+        self.shapes = [
+            client_shapes(t, own) for t, own in zip(problem.populations, self.of, strict=True)
+        ]
         self.chunk = self._chunk()
         self.places = self._places(self.chunk)
 
@@ -161,8 +168,8 @@ class Feeder(Draws):
     def _places(self, chunk: int) -> list[list[Places]]:
         return [
             places(
-                counted(needs_of(p.term, self.s), shapes, p.weights), shapes, chunk, self.devices,
-                GROUP,
+                counted(needs_of(p.term, p.s), shapes, p.weights), shapes,
+                min(chunk, -(-p.capacity // self.devices) * self.devices), self.devices, GROUP,
             )
             for p, shapes in zip(self.joining, self.shapes, strict=True)
         ]  # fmt: skip
@@ -215,7 +222,7 @@ class Feeder(Draws):
         clients that it has no place for."""
         term = self.problem.populations[population]
         examples, steps = self._planned(round, population, chosen[waiting])
-        needs = needed(examples, steps, self.s)
+        needs = needed(examples, steps, self.of[population])
         seats, left = seat(needs, self.places[population], self.devices)
         feeds, sat = [], []
         for (shape, count, _), seated in zip(self.places[population], seats, strict=False):
@@ -235,7 +242,7 @@ class Feeder(Draws):
         offsets = self.starts[population]
         examples = offsets[who + 1] - offsets[who]
         speeds = self.joining[population].speeds(round, who)
-        return examples, local_steps(examples, self.s, speeds)
+        return examples, local_steps(examples, self.of[population], speeds)
 
     def _clients(self, round, population, chosen, at, real, shape, shares) -> ClientFeed:
         """The feed of the clients at these positions of the cohort. If not `real`, masked."""

@@ -93,7 +93,7 @@ def predicted_bytes(simulator: Simulator) -> Memory:
 
 def client(simulator: Simulator, devices: int, term: Term, broadcast: Any, feeds: Any) -> int:
     """Of the clients of one size that train at once on a device."""
-    s, x = simulator.s.at(0), broadcast.x
+    s, x = simulator.s.of(term).at(0), broadcast.x
     count, steps, _ = feeds.batches.mask.shape
     forms = simulator.forms.at(simulator.at(0)).sized(term.name, feeds.batches.mask.shape[1:])
     at_once = clients_at_once(simulator.platform, count // devices, x, forms)

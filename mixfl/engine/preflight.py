@@ -40,6 +40,11 @@ def preflight(problem: Problem, s: Settings, row_sparse: bool = False) -> None:
         check_purity(term, x, initial)
         if row_sparse and isinstance(term, Federated) and term.rows:
             check_rows(term, initial())
+    for own in {id(own): own for own in (s, *map(s.of, problem.populations))}.values():
+        check_optimizers(own, x)
+
+
+def check_optimizers(s: Settings, x) -> None:
     first = s.at(0)
     for key, lr in (
         ("client_opt", first.client_lr), ("server_opt", first.server_lr),

@@ -50,16 +50,23 @@ def _key(new: Round) -> Hashable:
     assert origin is not None
     settings = [_fixed(s) for s in (origin.settings, new.settings)]
     optimizers = [v for v in settings[0] if callable(v)]
+    apart = [v for t in problem.populations for k, v in _apart(t)]
     losses = [users_loss(original(term.loss)) for term in problem.terms]
     forms = tuple((name, *map(type, fs)) for name, fs in new.forms.of.items())
     steps = tuple((type(step), repr(vars(step))) for step in new.aggregation.steps)
     return (
-        *settings, tuple(term.weight for term in problem.terms), forms, steps, new.at,
+        *settings, tuple(map(_apart, problem.populations)),
+        tuple(term.weight for term in problem.terms), forms, steps, new.at,
         new.long is not None, new.host, new.may_be_empty, new.mesh, jax.process_count(),
-        origin.make, captured(origin.make, *losses, *optimizers),
+        origin.make, captured(origin.make, *losses, *optimizers, *filter(callable, apart)),
     )  # fmt: skip
 
 
+def _apart(term) -> tuple:
+    """A population's own settings, without its rate."""
+    return tuple(sorted((k, v) for k, v in term.settings.items() if k not in RATES))
+
+
 def _fixed(s: Settings) -> tuple:
-    names = [f.name for f in dataclasses.fields(s) if f.name not in OF_A_RUN | {*RATES}]
+    names = [f.name for f in dataclasses.fields(s) if f.name not in OF_A_RUN | {*RATES, "round"}]
     return tuple(getattr(s, name) for name in names)

@@ -272,7 +272,7 @@ class Round:
     def _summed(self, algorithm, s, term, broadcast, sizes, state) -> Summed:
         forms = self.forms.at(algorithm)
         population = Population(
-            algorithm, s, self.aggregation,
+            algorithm, s.of(term), self.aggregation,
             [forms.sized(term.name, feeds.batches.mask.shape[1:]) for feeds in sizes],
             AXIS if self.mesh is not None else None, self.platform,
         )  # fmt: skip

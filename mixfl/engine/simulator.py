@@ -129,9 +129,8 @@ class Simulator:
         )
 
     def notes(self) -> Iterator[str]:
-        s = self.s
-        clients = zip(self.problem.populations, self.feeder.shapes, strict=True)
-        for term, shapes in clients if self.algorithm.feed.clients else ():
+        clients = zip(self.problem.populations, self.feeder.of, self.feeder.shapes, strict=True)
+        for term, s, shapes in clients if self.algorithm.feed.clients else ():
             if shapes[-1].steps < s.local_steps:
                 yield (
                     f"no client of '{term.name}' has more than {shapes[-1].steps} batches of "

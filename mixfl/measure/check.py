@@ -73,6 +73,7 @@ def check_problem(problem: Problem, s: Settings) -> Iterator[Finding]:
         client_batch=min(s.client_batch, BATCH),
         central_batch=min([BATCH, *(len(t.examples) for t in problem.central if t.examples)]),
     )  # fmt: skip
+    problem = problem.with_equal_populations()
     x = attempt("init", lambda: problem.init(jax.random.key(s.seed)))
     check_params(x)
     near = perturbed(x)  # an initial model can be a special point, such as 0

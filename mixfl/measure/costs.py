@@ -17,6 +17,7 @@ import numpy as np
 from mixfl.algorithms.contract import Batches, Broadcast, ClientFeed, Drawn, Recipe
 from mixfl.algorithms.steps import gradient
 from mixfl.engine import Simulator
+from mixfl.errors import MixflError
 from mixfl.forms.rows import restrict
 from mixfl.problem import Central, Problem
 from mixfl.randomness import batch_shapes
@@ -83,6 +84,11 @@ def costs(plans: Sequence[Planned], report=lambda *_: None) -> Costs:
     for i, planned in enumerate(plans):
         algorithm, central = planned.recipe.id, planned.problem.central
         report(i, len(plans), f"counting {algorithm}")
+        if any(t.settings for t in planned.problem.populations):
+            raise MixflError(
+                "a population has settings of its own, and costs are counted for one K and one "
+                "batch: leave out settings=... of Federated."
+            )
         if algorithm == "baseline" and not (central and all(t.examples is None for t in central)):
             continue  # the baseline is only for regularizers
         counted[algorithm] = count(planned)

@@ -178,6 +178,11 @@ def check_problem(problem: Problem, column: str | None) -> None:
         raise MixflError(
             "the problem has only one term, so there is nothing to mix: use fedavg, or add a term."
         )
+    if apart := [t.name for t in problem.populations if t.settings]:
+        raise MixflError(
+            f"the population '{apart[0]}' has settings of its own. The theory knows one K, one "
+            "batch and one rate for all: leave out settings=... of Federated to measure."
+        )
     if column is not None:
         check_column(problem, column)
 

@@ -174,7 +174,7 @@ class Gradients:
     gradients of `batches` batches; variances need two."""
 
     def __init__(self, problem: Problem, s: Settings, batches: int = 1, divided_by=None):
-        self.problem = problem
+        problem = self.problem = problem.with_equal_populations()
         if problem.state is not None:
             raise MixflError(
                 "the gradients of a problem with a state are not measured: its losses depend on "

@@ -6,6 +6,7 @@
 A key that is unknown, or has no effect on the algorithm, is an error.
 """
 
+import dataclasses
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -13,8 +14,8 @@ from typing import Any
 from mixfl.algorithms import recipe as find_recipe
 from mixfl.algorithms.contract import Recipe
 from mixfl.errors import MixflError, unknown
-from mixfl.problem import Problem
-from mixfl.settings import Settings, check_keys
+from mixfl.problem import Federated, Problem
+from mixfl.settings import POPULATION_KEYS, Settings, check_keys
 from mixfl.tasks import Task, find, read_toml
 
 NONE: Mapping[str, Any] = MappingProxyType({})
@@ -46,7 +47,8 @@ def merged(
     uses = frozenset(options).union(*(other.uses for other in others))
     valid = {*options}.union(*(other.valid for other in others))
     for keys in (given, config):
-        check_keys(keys, valid=valid, used=uses, by=f"'{recipe.id}'{where}")
+        of_run = [k for k in keys if "." not in k]  # others are of a population: settings_of
+        check_keys(of_run, valid=valid, used=uses, by=f"'{recipe.id}'{where}")
     return {**preset, **config, **given}
 
 
@@ -56,11 +58,29 @@ def settings_of(
     """The settings of a run with these keys, and the problem with the weights that they set.
     `defaults` are other ones than a key's own."""
     check_keys(problem.settings, valid=recipe.valid)
-    keys = {**defaults, **problem.settings, **keys}
+    problem = with_own_settings(problem, {k: v for k, v in keys.items() if "." in k})
+    keys = {**defaults, **problem.settings, **{k: v for k, v in keys.items() if "." not in k}}
     if keys.get("local_epochs") and "local_steps" not in keys:
         keys["local_steps"] = steps_of_epochs(problem, keys)
     s = recipe.chosen(keys)
     return problem.weighted(s.w_f, s.w_c), s
+
+
+def with_own_settings(problem: Problem, keys: Mapping[str, Any]) -> Problem:
+    """With the keys of single populations, `<population>.<key>`."""
+    own: dict[str, dict[str, Any]] = {term.name: {} for term in problem.populations}
+    valid = [f"{name}.{key}" for name in own for key in POPULATION_KEYS]
+    for key, value in keys.items():
+        if key not in valid:
+            raise unknown("key", key, valid)
+        name, _, last = key.rpartition(".")
+        own[name][last] = value
+    if not keys:
+        return problem
+    return problem.with_terms([
+        dataclasses.replace(t, settings={**t.settings, **own[t.name]})
+        if isinstance(t, Federated) else t for t in problem.terms
+    ])  # fmt: skip
 
 
 def preset_keys(task: Task, preset: str | None, algorithm: str) -> dict[str, Any]:

@@ -224,12 +224,13 @@ class Loop:
     def _scheduled(self, t: int) -> Row:
         """The rates of round t that change from round to round."""
         s, uses = self.s, self.plan.recipe.uses
-        if not s.schedules:
-            return {}
+        apart = [(p, s.of(p)) for p in self.plan.problem.populations if "client_lr" in p.settings]
         now = s.at(t)
         found = {k: getattr(now, k) for k in s.schedules}
         found |= {"central_lr": now.eta_c} if s.changing_eta_c else {}
-        return {f"rate/{k}": float(f"{v:.6g}") for k, v in found.items() if k in uses}
+        found = {k: v for k, v in found.items() if k in uses}
+        found |= {f"{p.name}.client_lr": o.at(t).client_lr for p, o in apart if o.schedules}
+        return {f"rate/{k}": float(f"{v:.6g}") for k, v in found.items()}
 
     def _settle(self) -> None:
         """Waits for the evaluation under way, if there is one, and reports its row."""

@@ -17,7 +17,6 @@ from mixfl.format_versions import RUN_FOLDER
 from mixfl.problem import Problem
 from mixfl.runs.keys import chosen_keys, merged, preset_keys, settings_of
 from mixfl.runs.user_input import ALGORITHM_FILE
-from mixfl.schedules import named
 from mixfl.settings import KEYS, Settings
 from mixfl.tasks import PYTHON, Task, find
 
@@ -52,8 +51,11 @@ class Plan:
         """Everything that the run depends on, with `auto` replaced by what it came to."""
         s = engine.resolved()
         every = {**{k: getattr(s, k) for k in KEYS}, **s.own}
-        every |= {k: named(k, v, s.rounds) for k, v in s.schedules.items()}
+        every |= s.named_schedules()
         keys = {k: _plain(v) for k, v in every.items() if k in self.recipe.uses and v is not None}
+        for term in self.problem.populations:
+            own = {**term.settings, **s.of(term).named_schedules(term.settings)}
+            keys |= {f"{term.name}.{k}": _plain(v) for k, v in own.items()}
         head = dict(
             task=self.task or PYTHON + self.problem.name, algorithm=self.recipe.id,
             algorithm_from=self._algorithm_from(), preset=self.preset, data=self.data,

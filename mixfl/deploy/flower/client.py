@@ -14,7 +14,7 @@ from mixfl.aggregation import chain
 from mixfl.aggregation.wire import Sent, sent
 from mixfl.algorithms.contract import Batches, ClientFeed, Drawn, Recipe
 from mixfl.algorithms.marks import known_marks, marked_by_user, uses_own_loss_only
-from mixfl.algorithms.origin import with_rates
+from mixfl.algorithms.origin import rate_of, with_rates
 from mixfl.deploy.flower import frozen, messages
 from mixfl.deploy.flower.config import chosen
 from mixfl.deploy.flower.no_loss import NoLoss
@@ -101,7 +101,8 @@ class Client:
 
     def feed(self, round: int) -> ClientFeed:
         """Its batches of a round, in the order in which the simulator would read them."""
-        s, n, own = self.s, len(self.term.examples), np.array([self.number], np.uint64)
+        s, n = self.s.of(self.term), len(self.term.examples)
+        own = np.array([self.number], np.uint64)
         steps, batch = largest_shape(self.term, s)
         rows, mask = cohort_rows(
             s.seed, round, self.population, own, [0], [n], steps, batch, [steps]
@@ -152,13 +153,15 @@ class Client:
 
         known = uses_own_loss_only(self.algorithm) and not marked_by_user(self.algorithm)
         own = isinstance(self.term.loss, pytorch.Loss) and known
-        if not own or pytorch.optimizer(self.s) is None:
+        if not own or pytorch.optimizer(self.s.of(self.term).at(0)) is None:
             return None
 
         def train(broadcast, feed, told, rates):
             client = functools.partial(self.algorithm.client, self.term)
             collect = jax.eval_shape(client, broadcast, feed._replace(key=None)).grads is not None
-            s = dataclasses.replace(self.s.at(0), **rates)
+            s = self.s.of(self.term).at(0)
+            lr = rates.get(rate_of(self.term), rates.get("client_lr", s.client_lr))
+            s = dataclasses.replace(s, client_lr=lr)
             upload = pytorch.client_update(self.term, s, broadcast, feed, collect)
             return self._encoded(self.algorithm.summand(upload), feed, told)
 

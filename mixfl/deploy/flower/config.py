@@ -68,14 +68,20 @@ def chosen(
     problem: Problem, run_config: Mapping[str, Any]
 ) -> tuple[Problem, Recipe, Settings, Deployment]:
     """The problem with its configured weights, the algorithm, and both kinds of settings."""
-    given = {k: v for k, v in run_config.items() if "." not in k}
+    names = {term.name for term in problem.populations}
+    given = {k: v for k, v in run_config.items() if "." not in k or k.rpartition(".")[0] in names}
     deployment = Deployment(**{k: given.pop(k) for k in DEPLOYMENT_KEYS if k in given})
     algorithm = recipe(deployment.algorithm)
     if algorithm.id in NOT_DEPLOYABLE:
         raise MixflError(f"{algorithm.id} can't be deployed: {NOT_DEPLOYABLE[algorithm.id]}.")
     algorithm = dataclasses.replace(algorithm, uses=algorithm.uses - UNUSED)
     valid = {**algorithm.valid, **DEPLOYMENT_KEYS}
-    check_keys(given, valid=valid, used=algorithm.uses, by=f"'{algorithm.id}' here")
+    check_keys(
+        [k for k in given if "." not in k],
+        valid=valid,
+        used=algorithm.uses,
+        by=f"'{algorithm.id}' here",
+    )
     weighted, s = settings_of(problem, algorithm, given, defaults={"checkpoint_every": 1})
     for name, why in SIMULATED.items():
         if getattr(s, name) != KEYS[name].default:

@@ -111,7 +111,9 @@ class DeployedEngine(KeepsNothing):
         return jax.eval_shape(self.init)
 
     def resolved(self) -> Settings:
-        return resolved(self.problem, self.s, self.s.cohort_size, 1, self.forms)
+        return resolved(
+            self.problem, self.s, max([self.s.cohort_size, *self.nodes.wanted]), 1, self.forms
+        )
 
     def notes(self) -> Iterator[str]:
         yield from map(str, self.forms.refused)
@@ -183,7 +185,8 @@ class DeployedEngine(KeepsNothing):
         self.failures += 1
         self.note(
             f"round {t + 1} is skipped: good replies from {', '.join(short)}, at least "
-            f"{self.nodes.least} wanted (min_replies); going on in {seconds:.0f} s"
+            f"{', '.join(map(str, dict.fromkeys(self.nodes.least)))} wanted (min_replies); going "
+            f"on in {seconds:.0f} s"
         )
         self.clock.sleep(seconds)
 

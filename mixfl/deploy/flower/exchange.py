@@ -80,10 +80,10 @@ class Exchange:
 
     def pull(self) -> None:
         """Waits until all replies have arrived, or enough, or the deadline has passed."""
-        clock, wanted = self.nodes.clock, self.nodes.s.cohort_size
+        clock, wanted = self.nodes.clock, self.nodes.wanted
         while self.outstanding:
             self._look()
-            if all(len(got) >= wanted for got in self.uploads):
+            if all(len(got) >= n for got, n in zip(self.uploads, wanted, strict=True)):
                 break
             if self.outstanding:
                 if clock.monotonic() >= self.until:
@@ -92,7 +92,7 @@ class Exchange:
                 clock.sleep(min(pause(len(self.outstanding)), left))
         for message, asked in self.outstanding.items():
             self.nodes.link.abandon(message)
-            if len(self.uploads[asked.population]) >= wanted:
+            if len(self.uploads[asked.population]) >= wanted[asked.population]:
                 self.count["clients/surplus"] += 1
             else:
                 self.reject(asked, Rejected("late", "no reply before the deadline"))
@@ -136,12 +136,13 @@ class Exchange:
             self.up += sent_bytes(reply)
             self.received += 1
         got = self.uploads[asked.population]
-        if len(got) >= self.nodes.s.cohort_size:
+        if len(got) >= self.nodes.wanted[asked.population]:
             self.count["clients/surplus"] += 1
             return
         try:
             n = self.nodes
-            got[asked.place] = parsed_upload(content(reply), asked.like, n.s, n.d.max_update_norm)
+            s = n.s.of(n.problem.populations[asked.population])
+            got[asked.place] = parsed_upload(content(reply), asked.like, s, n.d.max_update_norm)
             self.count["clients/accepted"] += 1
             n.good(asked.node)
         except Rejected as rejected:
@@ -175,12 +176,12 @@ class Exchange:
         asked = sum(map(len, self.cohorts))
         return RoundBytes(self.down / max(asked, 1), self.up / max(self.received, 1))
 
-    def short(self, least: int) -> list[str]:
-        """The populations with fewer than `least` good replies, in words."""
+    def short(self, least: list[int]) -> list[str]:
+        """The populations with fewer than `least` good replies each, in words."""
         return [
             f"{len(got)} of {len(asked)} clients of '{self.name(j)}'"
             for j, (got, asked) in enumerate(zip(self.uploads, self.cohorts, strict=True))
-            if len(got) < least
+            if len(got) < least[j]
         ]
 
     def ordered(self) -> list[list[tuple[Mapping[str, np.ndarray], Sent]]]:

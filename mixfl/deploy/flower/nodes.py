@@ -56,8 +56,11 @@ class Nodes:
         self.asked: dict[str, tuple[int, float]] = {}  # message -> node, until when
         self.silent: dict[int, float] = {}  # nodes without a good answer, and when to ask again
         self.refused: Counter[str] = Counter()  # times in a row
-        self.least = max(1, math.ceil(d.min_replies * s.cohort_size))
-        self.first = max(s.cohort_size, d.min_clients)  # clients to wait for at the start
+        # Per population: the clients of a cohort, those that must reply, and those to wait for at
+        # the start.
+        self.wanted = [s.of(p).cohort_size for p in problem.populations]
+        self.least = [max(1, math.ceil(d.min_replies * size)) for size in self.wanted]
+        self.first = [max(size, d.min_clients) for size in self.wanted]
         self.begun = False
         self.quarantined = 0  # nodes left out when the last cohorts were drawn
         self.frozen = frozen.name(problem)  # in every message to a node
@@ -70,22 +73,22 @@ class Nodes:
         nobody can predict them."""
         self.members.begin()
         self._wait()
-        most, drawn, self.quarantined = math.ceil(self.d.over_select * self.s.cohort_size), [], 0
+        drawn, self.quarantined = [], 0
         for j, connected in enumerate(self._connected()):
-            nodes = self._free(connected, round)
+            nodes = self._free(connected, round, self.least[j])
             self.quarantined += len(connected) - len(nodes)
-            size = min(most, len(nodes))
+            size = min(math.ceil(self.d.over_select * self.wanted[j]), len(nodes))
             seed = self.s.seed if self.d.cohorts == "seed" else self.members.seed(round, j)
             chosen = cohort(seed, round, j, len(nodes), size)
             drawn.append([nodes[i] for i in chosen])
         return drawn
 
-    def _free(self, nodes: list[Node], round: int) -> list[Node]:
+    def _free(self, nodes: list[Node], round: int, least: int) -> list[Node]:
         """The nodes that are not in quarantine. If a round could not succeed with these alone,
         those with the shortest pause are added."""
         pause = {n.id: self.members.quarantine.remaining(n.who, round) for n in nodes}
         first = sorted(nodes, key=lambda n: pause[n.id])
-        free = {n.id for i, n in enumerate(first) if i < self.least or not pause[n.id]}
+        free = {n.id for i, n in enumerate(first) if i < least or not pause[n.id]}
         return [n for n in nodes if n.id in free]
 
     def failed(self, node: Node, round: int, reason: str) -> None:
@@ -116,7 +119,8 @@ class Nodes:
             self._refresh()
             counts = [len(nodes) for nodes in self._connected()]
             patient = not self.begun and self.clock.monotonic() - begun < self.d.round_deadline
-            if min(counts) >= (self.first if patient else self.least):
+            needed = self.first if patient else self.least
+            if all(count >= n for count, n in zip(counts, needed, strict=True)):
                 self.begun = True
                 return
             if self.asked:
@@ -128,7 +132,7 @@ class Nodes:
                     f"{count} of '{p.name}'"
                     for p, count in zip(self.problem.populations, counts, strict=True)
                 )
-                wanted = self.first if patient else self.least
+                wanted = ", ".join(map(str, dict.fromkeys(needed)))
                 self.note(
                     f"waiting for clients: {have} connected, {wanted} needed; checking again in "
                     f"{seconds:.0f} s"
