@@ -257,6 +257,11 @@ class Recipe:
                 f"the population '{apart[0].name}' has settings of its own, which '{self.id}' does "
                 f"not know of. These do: {', '.join(sorted(WITH_POPULATIONS))}."
             )
+        if apart and getattr(settings, "private", False):
+            raise MixflError(
+                "differential privacy counts on one cohort, weighting and clipping for all: "
+                "leave out settings=... of Federated."
+            )
         every = [settings, *map(settings.of, apart)]
         for s in every:
             s.check_schedules()
