@@ -6,14 +6,26 @@ from typing import Any
 
 
 class MixflError(Exception):
-    """The user's input, or the state of the machine, makes the work impossible."""
+    """The user's input, or the state of the machine, makes the work impossible.
+
+    >>> mixfl.Settings(rounds=0)
+    Traceback (most recent call last):
+    mixfl.errors.MixflError: rounds = 0: expected a whole number of at least 1 (rounds of ...
+    """
 
     exit_code = 2
     everywhere = False  # every process of the run raises it
 
 
 class Diverged(MixflError):
-    """Training produced non-finite numbers. The run folder keeps the last good state."""
+    """Training produced non-finite numbers. The run folder keeps the last good state.
+
+    >>> try:
+    ...     mixfl.train(problem, "fedavg", rounds=1, client_lr=1e38, clip="off")
+    ... except mixfl.Diverged as error:
+    ...     error.round
+    1
+    """
 
     exit_code = 3
     everywhere = True
@@ -26,8 +38,12 @@ class Diverged(MixflError):
 class Interrupted(MixflError):
     """Ctrl-C or SIGTERM: what a run folder has is saved, and the message says how to continue.
 
-    `result` has the model and the metrics so far (a `mixfl.runs.training.Result`), with and without
-    a run folder.
+    `result` has the model and the metrics so far (a `mixfl.Result`), with and without a run folder.
+
+    >>> try:
+    ...     result = mixfl.train(problem, "fedavg", rounds=1)
+    ... except mixfl.Interrupted as stopped:
+    ...     result = stopped.result
     """
 
     exit_code = 130

@@ -68,6 +68,9 @@ class Federated:
     makes.
 
     `settings` are keys of this population alone, in place of the run's: {"client_lr": 0.01}.
+
+    >>> mixfl.Federated(loss, clients, weight=0.6).name
+    'federated'
     """
 
     loss: Callable
@@ -121,7 +124,11 @@ class Federated:
 
 @dataclass(frozen=True, eq=False)
 class Central:
-    """w x mean of `loss` over the server's examples; without data, w x loss(params)."""
+    """w x mean of `loss` over the server's examples; without data, w x loss(params).
+
+    >>> mixfl.Central(lambda params: jnp.sum(params["w"] ** 2), weight=0.1).name
+    'central'
+    """
 
     loss: Callable
     data: Any = None  # columns, Examples, ClientData, or a function that loads them when needed
@@ -170,6 +177,9 @@ class Problem:
 
     `state` is the initial state of the model, such as running statistics: a pytree of arrays.
     `loss(params, batch, state)` returns (losses, the next state). See docs/models.md.
+
+    >>> terms = [mixfl.Federated(loss, clients), mixfl.Central(loss, central)]
+    >>> problem = mixfl.Problem(init, terms, lambda params: {"loss": loss(params, test).mean()})
     """
 
     init: Callable[[Any], Params]  # key -> params

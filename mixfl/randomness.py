@@ -100,10 +100,12 @@ def per_example(f: Callable) -> Callable:
     `f(params, example, key)` returns one number. `example` is a dict with one row of each column,
     `key` is a JAX key of its own:
 
-        @mixfl.per_example
-        def loss(params, example, key):
-            keep = jax.random.bernoulli(key, 0.9, example["x"].shape)
-            return (example["x"] * keep / 0.9 @ params["w"] - example["y"]) ** 2
+    >>> @mixfl.per_example
+    ... def loss(params, example, key):
+    ...     keep = jax.random.bernoulli(key, 0.9, example["x"].shape)
+    ...     return (example["x"] * keep / 0.9 @ params["w"] - example["y"]) ** 2
+    >>> mixfl.Federated(loss, clients).name
+    'federated'
 
     `f(params, example)`, without a key, works too. If `key` has a default value, the loss can also
     be called without keys, as in an evaluation.

@@ -72,6 +72,12 @@ class Own(Mapping[str, Any]):
 
 @dataclass(frozen=True)
 class Settings:
+    """Every key of a run, checked. `mixfl keys` lists them with their meaning.
+
+    >>> mixfl.Settings(client_lr=0.2).rounds
+    100
+    """
+
     rounds: Count = key(100, "rounds of training (T)")
     seed: Index = key(0, "seed of cohorts, batches and the initial model")
     cohort_size: Count = key(10, "clients per round and population (S)")

@@ -13,6 +13,11 @@ from mixfl.settings import Settings
 
 @algorithm("baseline", CLIENT_KEYS, frozenset({"w_c"}))
 def baseline(problem: Problem, s: Settings) -> Algorithm:
+    """FedAvg, with central losses that need no data computed at every client.
+
+    >>> mixfl.baseline(client_lr=0.2).settings
+    {'client_lr': 0.2}
+    """
     if not problem.central or any(term.examples is not None for term in problem.central):
         raise MixflError(
             "baseline needs central terms without data (regularizers), which clients can compute "

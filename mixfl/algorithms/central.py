@@ -38,6 +38,11 @@ class Trained(NamedTuple):
 
 @algorithm("central", CENTRAL_KEYS, AUTO_KEYS)
 def central(problem: Problem, s: Settings) -> Algorithm:
+    """The central terms alone, at the server.
+
+    >>> mixfl.central(central_lr=0.2).settings
+    {'central_lr': 0.2}
+    """
     if not problem.central:
         raise MixflError("this algorithm needs a central term, and the problem has none.")
     draw = draw_central(problem, s, s.J, auto=usual_central_batch(problem, s))

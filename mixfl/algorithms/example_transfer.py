@@ -17,6 +17,11 @@ from mixfl.settings import Settings
 
 @algorithm("example-transfer", CLIENT_KEYS, frozenset({"w_c"}))
 def example_transfer(problem: Problem, s: Settings) -> Algorithm:
+    """Example Transfer: central examples are sent to the clients, which train on both.
+
+    >>> mixfl.example_transfer(client_lr=0.2).settings
+    {'client_lr': 0.2}
+    """
     if len(problem.central) != 1 or problem.central[0].examples is None:
         raise MixflError(
             "example-transfer needs one central term with data (examples to deal out); for a "

@@ -35,6 +35,11 @@ class State(NamedTuple):
 
 @algorithm("fedavg", CLIENT_KEYS)
 def fed_avg(problem: Problem, s: Settings) -> Algorithm:
+    """FedAvg: the federated terms alone.
+
+    >>> mixfl.fed_avg(client_lr=0.2, local_steps=5).settings
+    {'client_lr': 0.2, 'local_steps': 5}
+    """
     if not problem.populations:
         raise MixflError("this algorithm needs a federated term, and the problem has none.")
     server_opt = make(s.server_opt, s.server_lr)

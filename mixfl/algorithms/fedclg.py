@@ -49,6 +49,11 @@ CORRECTION = key(
 
 @algorithm("fedclg", CLIENT_KEYS, CENTRAL_KEYS, AUTO_KEYS, settings={"correction": CORRECTION})
 def fedclg(problem: Problem, s: Settings) -> Algorithm:
+    """Clients' steps corrected by the central gradient, and central steps at the server.
+
+    >>> mixfl.fedclg(client_lr=0.2).settings
+    {'client_lr': 0.2}
+    """
     base = server_learning.build(problem, s)
     weight = sum(term.weight for term in problem.central)
     if not weight or any(t.examples is None and not takes_batch(t.loss) for t in problem.central):

@@ -36,6 +36,11 @@ class State(NamedTuple):
 
 @algorithm("mimelite", CLIENT_KEYS, settings={"momentum": MOMENTUM})
 def mime_lite(problem: Problem, s: Settings) -> Algorithm:
+    """FedAvg whose clients use the server's momentum.
+
+    >>> mixfl.mime_lite(client_lr=0.2).settings
+    {'client_lr': 0.2}
+    """
     beta = s.own.momentum
     fedavg = fed_avg.build(problem, s)
 

@@ -34,6 +34,11 @@ def rubric(problem: Problem, s: Settings) -> int:
 
 @algorithm("1wgt", CLIENT_KEYS, BATCH_KEYS, AUTO_KEYS, central_batch=rubric)
 def one_way_gt(problem: Problem, s: Settings) -> Algorithm:
+    """1-way Gradient Transfer: clients add the central gradient to each of their steps.
+
+    >>> mixfl.one_way_gt(client_lr=0.2, central_batch=100).settings
+    {'client_lr': 0.2, 'central_batch': 100}
+    """
     if not problem.central:
         raise MixflError("1wgt needs a central term, and the problem has none: use 2wgt or pt.")
     shares = central_shares(problem)

@@ -15,6 +15,11 @@ from mixfl.settings import Settings
     "oracle", AUTO_KEYS, frozenset({"central_lr", "central_opt", "central_chunk", "w_f", "w_c"})
 )
 def oracle(problem: Problem, s: Settings) -> Algorithm:
+    """All data in one place: what a federated algorithm is compared with.
+
+    >>> mixfl.oracle(client_lr=0.2).settings
+    {'client_lr': 0.2}
+    """
     size = s.cohort_size * s.client_batch
     draw = tuple(
         Draw(mean_steps(problem, s), 1 if term.examples is None else min(size, len(term.examples)))

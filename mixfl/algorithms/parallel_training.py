@@ -41,6 +41,11 @@ class State(NamedTuple):
 
 @algorithm("pt", CLIENT_KEYS, CENTRAL_KEYS, AUTO_KEYS, MERGE_KEYS)
 def parallel_training(problem: Problem, s: Settings) -> Algorithm:
+    """Parallel Training: clients and server train beside each other, and their changes are added.
+
+    >>> mixfl.parallel_training(client_lr=0.2, central_steps=5).settings
+    {'client_lr': 0.2, 'central_steps': 5}
+    """
     server_opt = make(s.server_opt, s.server_lr)
     central_opt = make(s.central_opt, s.eta_c)
     merge_opt = make(s.merge_opt, s.merge_lr)

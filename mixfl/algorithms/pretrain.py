@@ -22,6 +22,11 @@ class State(NamedTuple):
     "pretrain", CLIENT_KEYS, CENTRAL_KEYS, AUTO_KEYS, frozenset({"pretrain_rounds", "rounds"})
 )
 def pretrain(problem: Problem, s: Settings) -> Algorithm:
+    """The central terms alone for the first rounds, then FedAvg.
+
+    >>> mixfl.pretrain(pretrain_rounds=10).settings
+    {'pretrain_rounds': 10}
+    """
     rounds = int(s.pretrain_rounds)
     if rounds > s.rounds:
         raise MixflError(f"pretrain_rounds = {rounds} is more than rounds = {s.rounds}.")

@@ -34,6 +34,11 @@ class State(NamedTuple):
 
 @algorithm("scaffold", CLIENT_KEYS)
 def scaffold(problem: Problem, s: Settings) -> Algorithm:
+    """FedAvg with control variates, which each client keeps.
+
+    >>> mixfl.scaffold(client_lr=0.2).settings
+    {'client_lr': 0.2}
+    """
     fedavg = fed_avg.build(problem, s)
     plain = plain_steps(s)
 

@@ -36,6 +36,11 @@ class State(NamedTuple):
 
 @algorithm("server-learning", CLIENT_KEYS, CENTRAL_KEYS, AUTO_KEYS)
 def server_learning(problem: Problem, s: Settings) -> Algorithm:
+    """FedAvg, then central steps at the server.
+
+    >>> mixfl.server_learning(client_lr=0.2).settings
+    {'client_lr': 0.2}
+    """
     if not problem.central:
         raise MixflError("server-learning needs a central term, and the problem has none.")
     central_opt = make(s.central_opt, s.eta_c)

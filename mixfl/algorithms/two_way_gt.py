@@ -52,6 +52,11 @@ class State(NamedTuple):
     merge_lr=lambda problem, s: 1 / len(problem.terms),
 )  # fmt: skip
 def two_way_gt(problem: Problem, s: Settings) -> Algorithm:
+    """2-way Gradient Transfer: clients and server train with each other's gradients.
+
+    >>> mixfl.two_way_gt(client_lr=0.2, merge_lr=0.5).settings
+    {'client_lr': 0.2, 'merge_lr': 0.5}
+    """
     terms = problem.terms
     # With plain SGD the gradients follow from the deltas. Otherwise they are summed on the way.
     uniform = all(s.of(term).weighting == "uniform" for term in problem.populations)

@@ -46,7 +46,9 @@ class Ragged(Column):
     ones are cut. `length` is that of the longest list unless given. Give a plain list of lists
     where all of them are at hand; make a Ragged where its lists might have equal lengths by chance:
 
-        mixfl.Ragged.from_lists([[5, 2, 9], [7]])      # is read as [[5, 2, 9], [7, 0, 0]]
+    >>> mixfl.Ragged.from_lists([[5, 2, 9], [7]]).take(np.arange(2))
+    array([[5, 2, 9],
+           [7, 0, 0]])
     """
 
     def __init__(

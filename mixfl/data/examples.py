@@ -22,10 +22,11 @@ from mixfl.errors import MixflError
 class Examples:
     """Named columns of equal length, or a subset of their rows.
 
-        examples = mixfl.Examples.from_arrays({"x": x, "y": y})
-        examples.take(np.array([0, 5]))  # {"x": [2, ...], "y": [2]}
-
     Only the rows that are taken are read.
+
+    >>> examples = mixfl.Examples.from_arrays({"x": np.eye(3), "y": np.arange(3)})
+    >>> len(examples), examples.take(np.array([2]))["y"]
+    (3, array([2], dtype=int32))
     """
 
     columns: dict[str, Column]
@@ -67,11 +68,12 @@ class Examples:
 class ClientData:
     """Examples grouped by client: client i has the rows offsets[i] to offsets[i + 1] - 1.
 
-        clients = mixfl.ClientData.from_arrays({"x": x, "y": y}, client=user)
-        clients.write("store")
-        clients = mixfl.ClientData.open("store")
-
     What is opened is memory-mapped: only the rows that are taken are read.
+
+    >>> clients = mixfl.ClientData.from_arrays({"x": np.eye(3)}, client=["ann", "bob", "ann"])
+    >>> clients.write("store")
+    >>> len(mixfl.ClientData.open("store")), clients.sizes()
+    (2, array([2, 1]))
     """
 
     examples: Examples

@@ -23,7 +23,9 @@ def partition(
 ) -> ClientData:
     """Assigns the rows of `data` (columns, Examples, or ClientData) to new clients.
 
-        clients = mixfl.partition({"x": x, "y": y}, "dirichlet:0.3:100", label="y", seed=0)
+    >>> columns = {"x": np.eye(100), "y": np.arange(100) % 10}
+    >>> len(mixfl.partition(columns, "dirichlet:0.3:5", label="y", seed=0))
+    5
 
     | how            | a client has                                                         |
     | -------------- | -------------------------------------------------------------------- |

@@ -26,8 +26,9 @@ def picture(
     """A matplotlib figure of how labels and examples are spread over clients, saved to `path`
     (.png, .pdf, .svg) if given. Up to 40 clients have a bar each; more become a heat map.
 
-        clients = mixfl.partition({"x": x, "y": y}, "dirichlet:0.3:100")
-        mixfl.picture(clients, "who.png", label="y")
+    >>> columns = {"x": np.eye(100), "y": np.arange(100) % 10}
+    >>> clients = mixfl.partition(columns, "dirichlet:0.3:5", label="y")
+    >>> figure = mixfl.picture(clients, "who.png", label="y")
 
     `label` names a column of whole numbers (by default `label`, `y`, `target` or `smiling`, if
     there is one); without one, the figure has sizes only. `names` are the labels' names.

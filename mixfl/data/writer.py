@@ -29,11 +29,11 @@ class StoreWriter:
     on disk. The store appears at `path` when the block ends without an error; otherwise nothing is
     left. In memory are at most 32 MiB of rows, the clients' names, and 16 bytes for each call.
 
-        columns = {"x": "float32 [28, 28]", "y": "int32"}
-        with mixfl.StoreWriter("my-store", columns) as store:
-            for user, x, y in my_data():               # x [rows, 28, 28], y [rows]
-                store.add(user, {"x": x, "y": y})
-        clients = mixfl.ClientData.open("my-store")
+    >>> with mixfl.StoreWriter("my-store", {"x": "float32 [28, 28]", "y": "int32"}) as store:
+    ...     for user in ("ann", "bob", "ann"):
+    ...         store.add(user, {"x": np.zeros((2, 28, 28)), "y": np.array([0, 1])})
+    >>> len(mixfl.ClientData.open("my-store"))
+    2
 
     `columns` is optional. Without it, the first piece decides. `int32 [...]` declares a ragged
     column: its rows are lists of different lengths.

@@ -22,6 +22,8 @@ def prepare_process(devices: int | Literal["auto"] = "auto") -> None:
     - Log messages from Orbax that repeat an error mixfl raises anyway are not shown (quiet.py).
 
     All of this is for the whole process and stays until it ends. Calling it again does no harm.
+
+    >>> mixfl.prepare_process()  # doctest: +SKIP
     """
     keep_freed_memory()  # first: threads that exist by then are not reached
     import jax

@@ -26,7 +26,12 @@ class Loss(callbacks.InPyTorch):
     be. Before it was tried, and otherwise, PyTorch is called.
 
     `function(module, batch, key)` may draw: PyTorch's random operators, such as Dropout, then draw
-    from the examples' keys, and `batch` has the column KEYS (randomness.py)."""
+    from the examples' keys, and `batch` has the column KEYS (randomness.py).
+
+    >>> model = mixfl.pytorch.Model(lambda: torch.nn.Linear(4, 1))
+    >>> isinstance(model.loss(lambda module, batch: module(batch["x"])[:, 0]), mixfl.pytorch.Loss)
+    True
+    """
 
     def __init__(self, model: Any, function: Callable):
         self.model, self.function = model, function

@@ -22,7 +22,13 @@ FROZEN_SEED = 0  # of what is not trained: the same in every process of a deploy
 
 
 class Model:
-    """`make()` returns the module. It is called for each seed, and once in each thread."""
+    """A module as a model. `make()` returns it; it is called for each seed and in each thread.
+
+    >>> model = mixfl.pytorch.Model(lambda: torch.nn.Linear(4, 1))
+    >>> loss = model.loss(lambda module, batch: (module(batch["x"])[:, 0] - batch["y"]) ** 2)
+    >>> sorted(model.init(jax.random.key(0)))
+    ['bias', 'weight']
+    """
 
     def __init__(self, make: Callable[[], torch.nn.Module]):
         self.make = make

@@ -12,6 +12,9 @@ def with_group_norm(module: nn.Module) -> nn.Module:
     """The module with a GroupNorm in place of each BatchNorm, with its weight and bias.
 
     The module itself is changed, unless it is a BatchNorm.
+
+    >>> type(mixfl.pytorch.with_group_norm(torch.nn.BatchNorm1d(8))).__name__
+    'GroupNorm'
     """
     changed: dict[int, nn.Module] = {}  # a norm that is used twice stays one
 

@@ -31,6 +31,11 @@ def load(path: str | Path, like: Any = None, best: bool = False) -> Run:
     The model comes back as nested dicts and lists. To get another kind of pytree, give `like`: a
     model of the same structure, such as problem.init(key). `best`: of the saved models, the best by
     the run's key best_by, even if the run has not finished.
+
+    >>> result = mixfl.train(problem, "fedavg", rounds=1, out="runs/mine")
+    >>> run = mixfl.load("runs/mine")
+    >>> run.status, bool((run.params["w"] == result.params["w"]).all())
+    ('finished', True)
     """
     path = Path(path)
     config = read_run_config(path)

@@ -18,7 +18,12 @@ from mixfl.trees import Model
 
 @dataclass(frozen=True)
 class Result:
-    """What `mixfl.train` returns."""
+    """What `mixfl.train` returns.
+
+    >>> result = mixfl.train(problem, "fedavg", rounds=1)
+    >>> result.params["w"].shape, result.metrics[-1]["round"], result.config["rounds"]
+    ((4,), 1, 1)
+    """
 
     params: Params  # after the last round
     metrics: list[dict[str, Any]]  # one row per evaluated round, as in metrics.jsonl

@@ -5,7 +5,7 @@ import dataclasses
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import numpy as np
@@ -39,6 +39,7 @@ from mixfl.runs.sinks.mlflow import tracker
 from mixfl.runs.sinks.terminal import reporter
 from mixfl.settings import Settings
 from mixfl.tasks import enough
+from mixfl.typed_keys import Keys
 
 
 def train(
@@ -53,12 +54,12 @@ def train(
     progress: bool | None = None,
     track: str | None = None,
     callbacks: Iterable[Any] = (),
-    **settings: Any,
+    **settings: Unpack[Keys],
 ) -> Result:
     """Train a problem with an algorithm, and keep the run in the folder `out` if one is given.
 
-    `settings` are the keys of `mixfl.Settings`. They override those given to the algorithm, which
-    override the problem's.
+    `settings` are the keys of `mixfl.Settings`, as type checkers and editors know (typed_keys.py).
+    They override those given to the algorithm, which override the problem's.
     `resume`: go on with the run that `out` holds; `from_best`: go on from its best checkpoint;
     `changed_data`: go on although the data has changed; `restart`: start over. Files in the way are
     moved aside.
@@ -77,6 +78,10 @@ def train(
 
     A second training of the same problem that differs only in seed, rates or rounds compiles
     nothing.
+
+    >>> result = mixfl.train(problem, mixfl.two_way_gt(client_lr=0.2), rounds=2, seed=1)
+    >>> result.metrics[-1]["round"]
+    2
     """
     enough()  # a program may be imported only for its problem
     plan = plan_of(problem, algorithm, settings)

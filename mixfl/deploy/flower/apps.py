@@ -25,7 +25,11 @@ Answer = Callable[[ProblemLike, str, RecordDict, Context], RecordDict]
 
 
 def server_app(problem: ProblemLike, callbacks: Iterable[Any] = ()) -> ServerApp:
-    """`callbacks`: as of `mixfl.train`, called at the server."""
+    """Flower's ServerApp, which trains the problem. `callbacks`: as of `mixfl.train`, called at the
+    server.
+
+    >>> app = mixfl.flower.server_app(problem)
+    """
     app = ServerApp()
 
     @app.main()
@@ -64,8 +68,11 @@ def prepare() -> None:
 
 
 def client_app(problem: ProblemLike, answer: Answer = answer) -> ClientApp:
-    """`answer` may be replaced by a function that does the same elsewhere, for example in a
-    long-lived process."""
+    """Flower's ClientApp, which trains at a node. `answer` may be replaced by a function that does
+    the same elsewhere, for example in a long-lived process.
+
+    >>> app = mixfl.flower.client_app(problem)
+    """
     app = ClientApp()
 
     def reply(kind: str, message: Message, context: Context) -> Message:

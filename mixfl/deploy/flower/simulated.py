@@ -13,6 +13,12 @@ def simulated(problem: Problem, nodes: Sequence[Mapping[str, Any]]) -> Problem:
     """The problem with the data of `nodes`, each given by its node configuration.
 
     A population's clients are in order of their numbers, as in the deployment.
+
+    >>> own = lambda node: {"x": np.ones((3, 4)), "y": np.full(3, node["partition-id"])}
+    >>> there = mixfl.Problem(init, [mixfl.Federated(loss, own)])
+    >>> here = mixfl.flower.simulated(there, [{"partition-id": 0}, {"partition-id": 1}])
+    >>> len(here.populations[0].clients)
+    2
     """
     places = [(population(problem, node).name, number(node), node) for node in nodes]
     terms = []
