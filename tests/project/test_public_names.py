@@ -88,5 +88,5 @@ def test_mypy_checks_the_keys(tmp_path):
     said, _, _ = api.run([str(tmp_path / "use.py"), str(tmp_path / "typed_keys.py"), cache])
     wrong = [line for line in said.splitlines() if "error:" in line]
     assert [int(line.split(":")[1]) for line in wrong] == [9, 10, 11], said
-    assert 'Did you mean "client_lr"' in wrong[1]
+    assert 'did you mean "client_lr"' in wrong[1]
     assert inspect.signature(mixfl.train).parameters["settings"].annotation == Unpack[Keys]
