@@ -163,7 +163,7 @@ def measure(runners: list[Runner], trials: int, rounds: int | None, seconds: flo
     for turn in range(trials):
         print(f"  trial {turn + 1} of {trials}", flush=True)
         for runner in runners:
-            if runner.round_s <= SLOW:
+            if runner.round_s <= SLOW or not runner.trials:
                 runner.trial(rounds, seconds)
     quick = [r for r in runners if r.round_s <= SLOW]
     for turn in range(trials):
