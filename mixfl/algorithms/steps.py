@@ -123,6 +123,11 @@ def gradient_at_x(term: Term, x, feed: ClientFeed):
     return jax.tree.map(lambda a: jnp.where(jnp.any(mask > 0), a, 0), g)
 
 
+def written_out(steps: int, x) -> bool:
+    """Are the steps written out in the program? Otherwise they are a loop."""
+    return steps <= UNROLL and len(jax.tree.leaves(x)) <= FEW_ARRAYS
+
+
 def descend(
     grad, opt: Optimizer | ClientOpt, x, batches, opt_state, active=None, aug=None, collect=False
 ):
@@ -147,7 +152,7 @@ def descend(
     carry = (x, opt_state, zeros(x) if collect else None, jnp.zeros(()))
     inputs = (batches, active)
     steps = jax.tree.leaves(inputs)[0].shape[0]
-    if steps <= UNROLL and len(jax.tree.leaves(x)) <= FEW_ARRAYS:
+    if written_out(steps, x):
         for k in range(steps):
             carry, _ = step(carry, jax.tree.map(lambda a, k=k: a[k], inputs))
         return carry

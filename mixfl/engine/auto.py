@@ -30,7 +30,7 @@ from mixfl.trees import named_leaves
 LARGE_PARAMETER = 2**20  # numbers; measured, see docs/simulator.md
 FLOPS_PER_NUMBER = 500  # of a step's products, above which a large parameter is not what takes time
 SMALL_MODEL = 2**14  # numbers that a client trains
-GROUPED_MODEL = 2**12  # below it, clients train in groups on a CPU
+GROUPED_MODEL = 2**12  # below it, clients train in groups on a CPU, also without any form
 GROUP = 10  # clients of such a group
 AT_ONCE = 2**28  # numbers that clients train at once on an accelerator, 1 GB of float32
 
@@ -153,7 +153,8 @@ def clients_at_once(platform: str, clients: int, x: Params, forms: Sequence[Form
     elif any(form.large_groups for form in forms):
         most = clients
     else:
-        most = GROUP if trained_numbers(x, forms) <= GROUPED_MODEL else 1
+        # Rows of tables are gathered, not multiplied.
+        most = GROUP if forms or trained_numbers(x, forms) <= GROUPED_MODEL else 1
     return max(n for n in range(1, min(most, clients) + 1) if clients % n == 0)
 
 

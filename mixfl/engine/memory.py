@@ -7,7 +7,8 @@ phases:
     clients     the broadcast, the sums; a client's model, optimizer state, gradient, activations
     server      the sums, what the central steps return, a gradient and the activations of a chunk
 
-Who takes several steps holds one model more: that of the step before.
+A client whose steps are written out in the program holds one model more: that of the step before.
+So does the server if it takes several.
 
 Activations are what XLA needs for a gradient beside its result: the gradient alone is compiled for
 it. Forms (rows, low-rank) hold less, and so do adaptive client optimizers with few steps: then this
@@ -21,7 +22,7 @@ import jax.numpy as jnp
 from jax.extend.core import Literal
 
 from mixfl.algorithms.contract import Batches
-from mixfl.algorithms.steps import gradient, with_drift
+from mixfl.algorithms.steps import gradient, with_drift, written_out
 from mixfl.engine.auto import clients_at_once
 from mixfl.engine.simulator import Simulator
 from mixfl.frozen import frozen_arrays, with_arrays
@@ -100,7 +101,7 @@ def client(simulator: Simulator, devices: int, term: Term, broadcast: Any, feeds
     opt = tree_bytes(jax.eval_shape(make(s.client_opt, s.client_lr).init, x))
     drift = tree_bytes(jax.eval_shape(lambda b: with_drift(s, b).drift, broadcast))
     one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[2:], a.dtype), feeds.batches)
-    models = min(steps, 2) * tree_bytes(x)
+    models = (1 + (steps > 1 and written_out(steps, x))) * tree_bytes(x)
     return drift + at_once * (models + opt + gradient_bytes(term, x, one))
 
 
