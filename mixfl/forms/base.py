@@ -139,7 +139,7 @@ def client_summand(
     own = own._replace(notes=None, key=None)
     upload = algorithm.client(term, broadcast, own)
     sums = algorithm.summand(upload)
-    if sums.extra is not None:  # a place without a client sends nothing
+    if getattr(sums, "extra", None) is not None:  # a place without a client sends nothing
         real = jax.tree.map(lambda a: jnp.where(sums.steps > 0, a, 0), sums.extra)
         sums = sums._replace(extra=real)
     for form in reversed(forms):
