@@ -115,6 +115,10 @@ PLAN = {
     "central": [starting, after_some_lines],
     "pretrain": [after_some_lines, while_writing_a_checkpoint, after_some_lines],
     "baseline": [while_writing_a_checkpoint, after_some_lines],
+    "server-learning": [while_writing_a_checkpoint, after_some_lines],
+    "fedclg": [after_some_lines, while_writing_a_checkpoint],
+    "mimelite": [while_writing_a_checkpoint, at_the_end],
+    "scaffold": [after_some_lines, while_writing_a_checkpoint, after_some_lines],
 }
 
 

@@ -99,7 +99,8 @@ DEALT = 2 * 3 * 4 * (tiny_problem.FEATURES + 1)  # K |B_i| central examples
 BYTES = {
     "fedavg": (X, UP), "pt": (X, UP), "1wgt": (2 * X, UP), "2wgt": (2 * X, UP),
     "example-transfer": (X + DEALT, UP), "oracle": (0, 0), "central": (0, 0),
-    "pretrain": (X, UP), "baseline": (X, UP),
+    "pretrain": (X, UP), "baseline": (X, UP), "server-learning": (X, UP), "fedclg": (2 * X, UP),
+    "mimelite": (2 * X, UP + X), "scaffold": (2 * X, UP + X),
 }  # fmt: skip
 
 
