@@ -24,8 +24,8 @@ class ClientEvaluation:
     value is the mean over its examples. Reported are the mean over clients, quantiles, the mean of
     the worst tenth, and the mean of each group. `groups` is a column that says each client's group,
     or a dict from clients' names to groups. `clients` may be a function that loads them.
-    `at_server`: these are the server's own examples, held out, and no participant's: a run with
-    differential privacy reports nothing else.
+    `at_server`: these are the server's own examples, held out, and no participant's: with
+    differential privacy, nothing else may be reported.
 
     >>> clients = mixfl.ClientData.from_arrays({"x": np.arange(4.0)}, client=["a", "a", "b", "b"])
     >>> judge = mixfl.ClientEvaluation(lambda params, batch: (batch["x"] - params) ** 2, clients)
