@@ -144,7 +144,7 @@ def client_summand(
         sums = sums._replace(extra=real)
     for form in reversed(forms):
         sums = form.summand(sums, feed)
-    return sums, upload.state
+    return sums, getattr(upload, "state", None)
 
 
 def alone(algorithm: Algorithm, forms: Sequence[Form], term, broadcast, feed) -> Any:
