@@ -23,6 +23,7 @@ _WHERE = {
     "per_example": "mixfl.randomness",
     "ClientEvaluation": "mixfl.client_evaluation",
     "Settings": "mixfl.settings",
+    "DP": "mixfl.privacy.config",
     "MixflError": "mixfl.errors",
     "Diverged": "mixfl.errors",
     "Interrupted": "mixfl.errors",
@@ -73,6 +74,7 @@ if TYPE_CHECKING:
     from mixfl.data.picture import picture
     from mixfl.data.writer import StoreWriter
     from mixfl.errors import Diverged, Interrupted, MixflError
+    from mixfl.privacy.config import DP
     from mixfl.problem import Central, Federated, Problem
     from mixfl.process import prepare_process
     from mixfl.randomness import per_example

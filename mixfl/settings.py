@@ -171,6 +171,31 @@ class Settings:
     devices: Count | Auto = key(
         "auto", "JAX devices (of all processes) that share a cohort; see docs/simulator.md"
     )
+    # Differential privacy of a client (docs/privacy.md): --dp epsilon=4 sets dp_epsilon
+    dp_epsilon: Positive | None = key(None, "most that a run may spend; without the next: for z")
+    dp_noise_multiplier: NotNegative | None = key(
+        None, "z: standard deviation of the noise on the sum, in clip norms; unset: from dp_epsilon"
+    )
+    dp_delta: Annotated[float, Meta(gt=0, lt=1)] | None = key(None, "delta; below 1/clients")
+    dp_clip: Positive | Literal["adaptive"] = key(
+        "adaptive", "C: largest norm of a client's own part; adaptive: follows a quantile of them"
+    )
+    dp_clip_start: Positive = key(0.1, "C in the first round, if it is adaptive")
+    dp_clip_quantile: Annotated[float, Meta(gt=0, lt=1)] = key(
+        0.5, "share of the clients that an adaptive C leaves as they are"
+    )
+    dp_mechanism: Literal["gaussian", "banded"] = key(
+        "gaussian", "noise: independent; banded: correlated, without credit for sampling"
+    )
+    dp_sampling: Literal["poisson", "fixed", "none"] = key(
+        "none", "what the accountant may assume of `sampling`; none: nothing, always right"
+    )
+    dp_min_sep: Count = key(1, "rounds from one participation of a client to the next")
+    dp_clients: Count | Auto = key("auto", "clients in a population; auto: counted")
+    dp_scale: Count = key(
+        1, "FOR STUDIES, not private: simulates this many times the clients and the cohort"
+    )
+    dp_seed: Index | None = key(None, "FOR TESTS ONLY, not private: noise from a seed")
     # No key, but the keys that the algorithm declares for itself, which has checked them.
     own: Own = dataclasses.field(default=Own(), metadata={"checked": True})
     # No key either: the most local steps of any population, if they differ.
@@ -217,6 +242,11 @@ class Settings:
         """An error if a rate is not above 0 in some round."""
         for name, schedule in self.schedules.items():
             rates(name, schedule, self.rounds)
+
+    @property
+    def private(self) -> bool:
+        """Is the run differentially private?"""
+        return self.dp_epsilon is not None or self.dp_noise_multiplier is not None
 
     @property
     def eta_c(self) -> float:

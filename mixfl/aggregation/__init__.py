@@ -1,15 +1,16 @@
 """What happens between a client's summand and the server's sums (see base.py).
 
 clipping.py   no client moves the model much further than clients usually do
+private.py    differential privacy: every client is clipped, and the sum gets noise
 robust.py     centers other than the mean, which compare the clients' summands
 """
 
-from mixfl.aggregation import clipping
+from mixfl.aggregation import clipping, private
 from mixfl.aggregation.base import Chain, Step
 from mixfl.settings import Settings
 
 # In the order in which they are applied. A new step is a line here.
-CHOOSE = (clipping.choose,)
+CHOOSE = (clipping.choose, private.choose)
 
 
 def chain(s: Settings) -> Chain:

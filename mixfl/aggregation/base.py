@@ -4,6 +4,7 @@
     encode     at the client: turns its summand into a code and a report
     settled    at the server: what it would have told, knowing the reports of this round
     decode     at the server: turns the sum of the codes into the sum of the summands
+    release    at the server, once, on the sums of all devices and chunks: what the algorithm gets
     next       the state after the round
 
 The defaults cost nothing: they return (), which has no arrays. `encode` gets summands whose leaves
@@ -25,6 +26,7 @@ import jax.numpy as jnp
 
 from mixfl.algorithms.contract import Sums
 from mixfl.forms.base import map_parts, scaled
+from mixfl.problem import Problem
 
 
 class Step:
@@ -33,9 +35,10 @@ class Step:
     elements = False  # changes single numbers of summands, which low-rank layers do not form
     both = False  # encode changes u_i itself, where it stands beside p_i u_i
     random = False  # draws at random at the client: encode gets a key of its own
+    private = False  # what it releases is all that may be told about the clients
 
-    def init(self) -> Any:
-        """The state before the first round, of one population."""
+    def init(self, x: Any, population: int) -> Any:
+        """The state before the first round, of one population. `x` is the model, or its shapes."""
         return ()
 
     def told(self, state: Any) -> Any:
@@ -68,8 +71,19 @@ class Step:
     def decode(self, settled: Any, codes: Any) -> Any:
         return codes
 
+    def release(self, state: Any, sums: Any) -> tuple[Any, Any]:
+        """The sums as the algorithm gets them, and the state after that."""
+        return sums, state
+
     def next(self, state: Any, reports: Any) -> Any:
         return state
+
+    def renewed(self, state: Any, population: int) -> Any:
+        """The state with other secrets: rounds that are repeated may have other clients."""
+        return state
+
+    def cohort_seed(self, state: Any) -> int | None:
+        return None
 
 
 class Chain(Step):
@@ -80,6 +94,7 @@ class Chain(Step):
         self.squares = any(step.squares for step in steps)
         self.elements = any(step.elements for step in steps)
         self.random = any(step.random for step in steps)
+        self.private = any(step.private for step in steps)
 
     def at(self, client: bool) -> "Chain":
         """Only the steps that run at the client in a deployment, or only the others."""
@@ -91,8 +106,8 @@ class Chain(Step):
             v for v, step in zip(values, self.steps, strict=True) if step.at_client == client
         )
 
-    def init(self):
-        return tuple(step.init() for step in self.steps)
+    def init(self, x, population):
+        return tuple(step.init(x, population) for step in self.steps)
 
     def told(self, state):
         return tuple(map(lambda step, *a: step.told(*a), self.steps, state))
@@ -129,6 +144,33 @@ class Chain(Step):
         for step, settled_i in reversed(list(zip(self.steps, settled, strict=True))):
             codes = step.decode(settled_i, codes)
         return codes
+
+    def release(self, state, sums):
+        states = []
+        for step, state_i in zip(self.steps, state, strict=True):
+            sums, after = step.release(state_i, sums)
+            states.append(after)
+        return sums, tuple(states)
+
+    def renewed(self, state, population):
+        steps = zip(self.steps, state, strict=True)
+        return tuple(step.renewed(state_i, population) for step, state_i in steps)
+
+    def cohort_seed(self, state) -> int | None:
+        """The secret that cohorts are drawn from. None: they are drawn from the run's seed."""
+        for step, state_i in zip(self.steps, state, strict=True):
+            if step.private:
+                return step.cohort_seed(state_i)
+        return None
+
+    def published(self, info: dict[str, Any], problem: Problem) -> dict[str, Any]:
+        """A round's numbers without those that come from clients, if these are private."""
+        if not self.private:
+            return info
+        losses = {f"train/{p.name}/loss" for p in problem.populations}
+        hidden = ("clients/", "replies/")
+        told = {k: v for k, v in info.items() if k not in losses and not k.startswith(hidden)}
+        return {**told, "clients/rejected": 0}
 
     def next(self, state, reports):
         return tuple(map(lambda step, *a: step.next(*a), self.steps, state, reports))

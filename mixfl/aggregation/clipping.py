@@ -40,7 +40,7 @@ class Clipping(Step):
     def __init__(self, s: Settings):
         self.clip = s.clip
 
-    def init(self):
+    def init(self, x=None, population=0):
         return jnp.zeros((KINDS, WINDOW), jnp.float32)
 
     def told(self, state) -> jax.Array:

@@ -1,5 +1,7 @@
 """Which keys have an effect on which algorithms."""
 
+from mixfl.settings import KEYS
+
 __all__ = [
     "AUTO_KEYS",
     "BATCH_KEYS",
@@ -14,7 +16,8 @@ RUN_KEYS = frozenset(
     {"rounds", "seed", "eval_every", "checkpoint_every", "devices", "measure", "convolutions",
      "loops", "compute", "best_by", "keep_best", "early_stop", "eval_clients"}
 )  # fmt: skip
-CLIENT_KEYS = frozenset(
+DP_KEYS = frozenset(k for k in KEYS if k.startswith("dp_"))
+CLIENT_KEYS = DP_KEYS | frozenset(
     {"cohort_size", "client_batch", "local_steps", "client_lr", "client_opt", "weighting",
      "cohort_chunk", "server_lr", "server_opt", "w_f", "clip", "aggregation", "trim", "tables",
      "first_layer", "grad_clip", "weight_decay", "proximal", "local_epochs", "sampling",

@@ -14,7 +14,10 @@ from mixfl.problem import Problem
 from mixfl.settings import RATES, Settings
 
 # Two runs that differ only in these and in rates share a program, unless it has read them.
-OF_A_RUN = frozenset({"rounds", "seed", "eval_every", "checkpoint_every", "measure"})
+OF_A_RUN = frozenset(
+    {"rounds", "seed", "eval_every", "checkpoint_every", "measure", "dp_epsilon", "dp_delta",
+     "dp_noise_multiplier", "dp_clip_start", "dp_clip_quantile", "dp_seed", "dp_scale"}
+)  # fmt: skip
 
 
 @dataclass(frozen=True, eq=False)

@@ -45,6 +45,23 @@ HUNG = click.option("--hung", type=click.FloatRange(min=0), default=1800, show_d
                     )  # fmt: skip
 
 
+DP = click.option("--dp", multiple=True, metavar="KEY=VALUE",
+                  help="Differential privacy: --dp epsilon=4 --dp delta=1e-6 (docs/privacy.md)."
+                  )  # fmt: skip
+DP_SEED = click.option("--dp-seed", type=click.IntRange(min=0), metavar="N",
+                       help="For tests only: noise from a seed, which is not private."
+                       )  # fmt: skip
+
+
+def private(dp, dp_seed) -> dict:
+    """The keys that --dp and --dp-seed set."""
+    from mixfl.privacy.config import dp_keys
+    from mixfl.runs.user_input import parse_assignments
+
+    given = parse_assignments(dp, "--dp", "epsilon=4")
+    return dp_keys(given if dp_seed is None else {**given, "seed": dp_seed})
+
+
 def options(*several, shared=None):
     """Gives a command its own options and the `shared` ones (default: those for training)."""
 

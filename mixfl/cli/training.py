@@ -7,6 +7,8 @@ import click
 
 from mixfl.cli.options import (
     ALL,
+    DP,
+    DP_SEED,
     HUNG,
     JOBS,
     OWN,
@@ -15,6 +17,7 @@ from mixfl.cli.options import (
     check_names,
     names,
     options,
+    private,
 )
 from mixfl.cli.process import cores, start_jax
 from mixfl.cli.terminal import print_table
@@ -34,15 +37,16 @@ from mixfl.errors import MixflError
     click.option("--from-best", is_flag=True,
                  help="Continue from the best checkpoint; later files are moved aside."),
     click.option("--changed-data", is_flag=True, help="Continue although the data has changed."),
+    DP, DP_SEED,
 )  # fmt: skip
 def run(
     task, algorithm, config, measure, preset, rounds, seed, out, data, assignments, resume, track,
-    distributed, **how,
+    distributed, dp, dp_seed, **how,
 ):  # fmt: skip
     """Train TASK with one algorithm."""
     from mixfl.runs.user_input import read_config
 
-    given = by_hand(rounds, seed, assignments, measure)
+    given = by_hand(rounds, seed, assignments, measure) | private(dp, dp_seed)
     head, keys = read_config(config) if config is not None else ({}, {})
     task = task or head.get("task")
     algorithm = algorithm or head.get("algorithm")

@@ -9,7 +9,7 @@ import numpy as np
 
 from mixfl.engine.seeds import generators, words_of
 
-COHORT, ORDER, CENTRAL, POOLED, SHARE, KEY, EXAMPLE, AVAILABLE, FATE, SPEED = range(10)
+COHORT, ORDER, CENTRAL, POOLED, SHARE, KEY, EXAMPLE, AVAILABLE, FATE, SPEED, TURN = range(11)
 
 
 def generator(seed: int, round: int, what: int, *which: int) -> np.random.Generator:
@@ -20,6 +20,13 @@ def cohort(seed: int, round: int, population: int, clients: int, size: int) -> n
     """[size] positions of clients, without replacement. This takes O(size) in NumPy."""
     rng = generator(seed, round, COHORT, population)
     return rng.choice(clients, size, replace=False)
+
+
+def turn(seed: int, round: int, population: int, clients: int, min_sep: int) -> np.ndarray:
+    """Positions of the clients that may take part in a round, if a client waits min_sep rounds:
+    every client has its turn once in min_sep rounds."""
+    place = generator(seed, 0, TURN, population).permutation(clients)
+    return np.flatnonzero(place % min_sep == round % min_sep)
 
 
 def cohort_rows(seed, round, population, clients, first, sizes, steps, batch, taken=None):

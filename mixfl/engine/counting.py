@@ -100,7 +100,7 @@ class ByteCounter:
 
     def _sent(self, algorithm: Algorithm, term, broadcast, feed):
         summand = algorithm.summand(algorithm.client(term, broadcast, feed))
-        told = self.aggregation.told(self.aggregation.init())
+        told = self.aggregation.told(self.aggregation.init(broadcast.x, 0))
         code, _ = self.aggregation.encode(told, summand, np.zeros(2, np.uint32))
         return sent(code, broadcast.x)
 

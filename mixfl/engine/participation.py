@@ -35,6 +35,7 @@ class Participation:
     def __init__(self, term: Federated, number: int, s: Settings):
         self.term, self.number, self.s = term, number, s
         self.clients = len(term.clients)
+        self.secret: int | None = None  # cohorts are drawn from it, if not from the seed
         if s.cohort_size > self.clients:
             raise MixflError(
                 f"cohort_size = {s.cohort_size}, but the population '{term.name}' has "
@@ -76,7 +77,7 @@ class Participation:
         return own.at(0) if own is not None and own.fixed else None
 
     def at(self, round: int) -> Joined:
-        s, rng = self.s, cohort.generator(self.s.seed, round, cohort.COHORT, self.number)
+        s, rng = self.s, cohort.generator(self._seed, round, cohort.COHORT, self.number)
         pool = self._available(round)
         n = self.clients if pool is None else len(pool)
         size = min(self.capacity, n)
@@ -99,8 +100,19 @@ class Participation:
         (u,) = uniform([s.seed, cohort.SPEED, self.number, clients], 1)
         return s.min_speed + (1 - s.min_speed) * u
 
+    @property
+    def _seed(self) -> int:
+        return self.s.seed if self.secret is None else self.secret
+
     def _available(self, round: int) -> np.ndarray | None:
         """Positions of the clients that can be drawn; None: all."""
+        pool, rounds = self._there(round), self.s.dp_min_sep
+        if rounds == 1:
+            return pool
+        turn = cohort.turn(self._seed, round, self.number, self.clients, rounds)
+        return turn if pool is None else np.intersect1d(turn, pool)
+
+    def _there(self, round: int) -> np.ndarray | None:
         if self.term.available is None:
             return None
         chances = self.term.available.at(round)

@@ -183,13 +183,19 @@ class Round:
         _, algorithm, _ = self._built(given)
         with self._shared():
             central = algorithm.central(state.algorithm, self._told(drawn))
-        after, info = algorithm.update(state.algorithm, broadcasts, carry.sums, central)
-        info = {**info, **carry.counts, "clients/rejected": carry.rejected, "finite": finite(after)}
-        if not self.algorithm.feed.clients:
+        clients = self.algorithm.feed.clients
+        released = list(
+            map(self.aggregation.release, state.aggregation if clients else (), carry.sums)
+        )
+        sums = tuple(sums for sums, _ in released)
+        after, info = algorithm.update(state.algorithm, broadcasts, sums, central)
+        info = {**info, **carry.counts, "clients/rejected": carry.rejected}
+        info = {**self.aggregation.published(info, self.problem), "finite": finite(after)}
+        if not clients:
             return State(after, state.aggregation), info
         aggregation = [
             self.aggregation.next(before, jax.tree.map(lambda *a: jnp.concatenate(a), *chunks))
-            for before, *chunks in zip(state.aggregation, *reports, strict=True)
+            for (_, before), *chunks in zip(released, *reports, strict=True)
         ]
         return self._unless_empty(state, State(after, tuple(aggregation)), carry.sums, info)
 

@@ -10,7 +10,14 @@ import jax
 
 from mixfl.aggregation import Chain, chain
 from mixfl.algorithms.contract import Algorithm
-from mixfl.engine.auto import choose_devices, choose_forms, in_fast_form, model_shapes, resolved
+from mixfl.engine.auto import (
+    Forms,
+    choose_devices,
+    choose_forms,
+    in_fast_form,
+    model_shapes,
+    resolved,
+)
 from mixfl.engine.base import Progress, RoundBytes, RoundResult
 from mixfl.engine.client_memory import ClientMemory
 from mixfl.engine.counting import ByteCounter
@@ -71,7 +78,9 @@ class Simulator:
         self.feeder = Feeder(
             self.problem, self.s, count, self.forms, own, keys=self.aggregation.random
         )
-        self.byte_counter = ByteCounter(self.problem, self.feeder, self.forms, self.aggregation)
+        # How many table rows clients hold is theirs to know.
+        forms = Forms({}) if self.aggregation.private else self.forms
+        self.byte_counter = ByteCounter(self.problem, self.feeder, forms, self.aggregation)
 
     @functools.cached_property
     def unknown(self) -> set[str]:
@@ -117,7 +126,7 @@ class Simulator:
             self.algorithm.init(x),
         )
         clients = self.problem.populations if self.algorithm.feed.clients else ()
-        return State(inner, tuple(self.aggregation.init() for _ in clients))
+        return State(inner, tuple(self.aggregation.init(x, j) for j in range(len(clients))))
 
     def at(self, round: int) -> Algorithm:
         return self.algorithm.at(round)
@@ -225,6 +234,10 @@ class Simulator:
         """Rounds start .. stop - 1 from `state`, which is consumed."""
         self.unknown  # noqa: B018 (decides)
         self.memory.begin(start)
+        if self.aggregation.private:
+            secret = self.aggregation.cohort_seed(state.aggregation[0])
+            for joining in self.feeder.joining:
+                joining.secret = secret
 
         def source():
             for t in range(start, stop):

@@ -109,9 +109,9 @@ class Rounds:
 
 
 def usual_cap(clients: int, cohort: int) -> int:
-    """The mean of a Poisson cohort and four standard deviations (a little more for small ones)."""
+    """The mean of a Poisson cohort and four standard deviations."""
     q = cohort / clients
-    return min(clients, math.ceil(cohort + 4 * math.sqrt(cohort * (1 - q)) + 1))
+    return min(clients, math.ceil(cohort + 4 * math.sqrt(cohort * (1 - q))))
 
 
 def _smallest(
@@ -164,7 +164,7 @@ def _rdp(q: float, noise: float, rounds: int, delta: float) -> float:
     accounting = _accounting()
     from dp_accounting import rdp
 
-    accountant = rdp.RdpAccountant()
+    accountant = rdp.RdpAccountant(range(2, 129))
     event = accounting.PoissonSampledDpEvent(q, accounting.GaussianDpEvent(noise))
     accountant.compose(accounting.SelfComposedDpEvent(event, rounds))
     return float(accountant.get_epsilon(delta))

@@ -61,18 +61,24 @@ class Checkpoints:
         return min(same)[1] if same else None
 
     def save(
-        self, round: int, state: Any, meta: dict[str, Any], judged: manifest.Judged | None = None
-    ) -> None:
+        self, round: int, state: Any, meta: dict[str, Any], judged: manifest.Judged | None = None,
+        secret: bool = False,
+    ) -> None:  # fmt: skip
         """`meta` is JSON: what the run must remember in addition to the state. `judged`: if its
-        model was evaluated."""
+        model was evaluated. `secret`: only the owner may read it."""
         if round in self.rounds():
             return
         leaves = _leaves(state)
         meta = {**meta, "arrays": _signature(leaves)}
         partial = self.path / PARTIAL / str(round)
         try:
+            if secret:
+                partial.parent.mkdir(0o700, parents=True, exist_ok=True)
             orbax.save(partial, leaves, {**meta, "digest": _digest(leaves, meta)})
             manifest.write(partial, judged)
+            if secret:
+                for path in (partial, *partial.rglob("*")):
+                    path.chmod(0o700 if path.is_dir() else 0o600)
             partial.rename(self._folder(round))
             partial.parent.rmdir()
         except Exception as error:  # whatever a full disk makes Orbax raise

@@ -14,6 +14,8 @@ from typing import Any
 from mixfl.algorithms import recipe as find_recipe
 from mixfl.algorithms.contract import Recipe
 from mixfl.errors import MixflError, unknown
+from mixfl.optimizers import make
+from mixfl.privacy.rules import applied, check_epochs, check_optimizer
 from mixfl.problem import Federated, Problem
 from mixfl.settings import POPULATION_KEYS, Settings, check_keys
 from mixfl.tasks import Task, find, read_toml
@@ -61,8 +63,10 @@ def settings_of(
     problem = with_own_settings(problem, {k: v for k, v in keys.items() if "." in k})
     keys = {**defaults, **problem.settings, **{k: v for k, v in keys.items() if "." not in k}}
     if keys.get("local_epochs") and "local_steps" not in keys:
+        check_epochs(keys)
         keys["local_steps"] = steps_of_epochs(problem, keys)
-    s = recipe.chosen(keys)
+    s = applied(recipe.id, recipe.chosen(keys))
+    check_optimizer(recipe.id, s, make(s.client_opt, 1.0).plain)
     return problem.weighted(s.w_f, s.w_c), s
 
 

@@ -1,6 +1,7 @@
 """The loop of a run: its rounds, evaluations and checkpoints, until it ends or is stopped."""
 
 import contextlib
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -57,6 +58,7 @@ class Loop:
     def __post_init__(self):
         self.s = self.plan.settings
         self.resolved = self.engine.resolved()
+        self.budget = self.plan.budget
         self.gradients = None
         if self.s.measure == "dissimilarity":
             self.gradients = Gradients(self.plan.problem, self.s)
@@ -213,6 +215,7 @@ class Loop:
         return {
             **{k: number(v, k) for k, v in info.items()},
             **measured,
+            **self._privacy(result.round),
             "clients/rejected": 0,
             **{k: n for k, n in self.record.counts.items() if k != "alarms/loss"},
             "comm/down_bytes": sent.down,
@@ -231,6 +234,16 @@ class Loop:
         found = {k: v for k, v in found.items() if k in uses}
         found |= {f"{p.name}.client_lr": o.at(t).client_lr for p, o in apart if o.schedules}
         return {f"rate/{k}": float(f"{v:.6g}") for k, v in found.items()}
+
+    def _privacy(self, t: int) -> Row:
+        """What the run has spent."""
+        if self.budget is None:
+            return {}
+        spent = self.budget.spent(self.s.dp_noise_multiplier, t)
+        return {
+            "privacy/epsilon": spent if math.isfinite(spent) else None,
+            "privacy/delta": self.budget.delta,
+        }
 
     def _settle(self) -> None:
         """Waits for the evaluation under way, if there is one, and reports its row."""
@@ -274,7 +287,7 @@ class Loop:
         value = self.choice.value(self.record.row(t))
         judged = None if value is None else Judged(str(self.choice.by), value)
         self.engine.flush()
-        self.checkpoints.save(t, state, meta, judged)
+        self.checkpoints.save(t, state, meta, judged, secret=self.s.private)
         self.engine.saved(t, self.checkpoints.rounds())
         self.sinks.saved(t)
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,8 @@ from mixfl.algorithms.marks import of_mixfl
 from mixfl.engine import Simulator
 from mixfl.engine.base import Engine
 from mixfl.format_versions import RUN_FOLDER
+from mixfl.privacy import rules
+from mixfl.privacy.budget import Budget, budget, promise, settled
 from mixfl.problem import Problem
 from mixfl.runs.keys import chosen_keys, merged, preset_keys, settings_of
 from mixfl.runs.user_input import ALGORITHM_FILE
@@ -35,6 +37,23 @@ class Plan:
     data: str | None = None
     options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     make_engine: Callable[["Plan"], Engine] | None = None  # None: the simulator
+    wanted: int = 0  # rounds that were asked for, if a budget allows fewer
+
+    @property
+    def budget(self) -> Budget | None:
+        """What it spends, if it is private."""
+        return budget(self.problem, self.recipe.id, self.settings)
+
+    def within_budget(self) -> "Plan":
+        """With the noise and the rounds that its budget allows."""
+        s = settled(self.problem, self.recipe.id, self.settings)
+        return dataclasses.replace(self, settings=s, wanted=self.settings.rounds)
+
+    def promise(self) -> Iterator[str]:
+        """What it promises to its clients, if it is private."""
+        if self.budget is not None:
+            yield promise(self.budget, self.settings, self.wanted)
+            yield from rules.notes(self.settings)
 
     def engine(self) -> Engine:
         """What runs its rounds."""
@@ -98,18 +117,19 @@ def plan(
     known, recipe = find(task), find_recipe(algorithm)
     keys = chosen_keys(task, algorithm, preset, config or {}, given or {}, shared_with)
     options = {k: keys.get(k, default) for k, default in known.options.items()}
+    options = rules.private_options(options, keys, {**(config or {}), **(given or {})})
     problem, s = settings_of(_cached(problems, known, options, data), recipe, keys)
     # Absolute paths: the run can be repeated from any folder.
     data = os.path.abspath(data) if data is not None else None
     task = os.path.abspath(task) if ".py" in task else task
-    return Plan(problem, recipe, s, task, preset, data, options)
+    return Plan(problem, recipe, s, task, preset, data, options).within_budget()
 
 
 def plan_of(problem: Problem, algorithm: str | Recipe, given: Mapping[str, Any]) -> Plan:
     """The plan of one run of a problem in a Python program."""
     recipe = find_recipe(algorithm)
     weighted, s = settings_of(problem, recipe, merged(recipe, given))
-    return Plan(weighted, recipe, s)
+    return Plan(weighted, recipe, s).within_budget()
 
 
 def _cached(problems: dict | None, task: Task, options: dict, data: str | None) -> Problem:

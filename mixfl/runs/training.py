@@ -16,6 +16,7 @@ from mixfl.engine.base import Engine
 from mixfl.engine.preflight import preflight
 from mixfl.engine.source import source
 from mixfl.errors import Interrupted, MixflError
+from mixfl.privacy.config import DP
 from mixfl.problem import Problem
 from mixfl.process.compilation_cache import ProgramsKept
 from mixfl.runs.agreement import check_alike
@@ -54,6 +55,7 @@ def train(
     progress: bool | None = None,
     track: str | None = None,
     callbacks: Iterable[Any] = (),
+    dp: DP | None = None,
     **settings: Unpack[Keys],
 ) -> Result:
     """Train a problem with an algorithm, and keep the run in the folder `out` if one is given.
@@ -65,7 +67,7 @@ def train(
     moved aside.
     `progress`: True, False, or None for a bar on a terminal only. Without it, notes go to the
     logger "mixfl". `track`: "mlflow", to log the
-    metrics there too.
+    metrics there too. `dp`: train with differential privacy, `mixfl.DP(epsilon=4, delta=1e-6)`.
 
     In the main thread, Ctrl-C and SIGTERM save the run and stop it with `mixfl.Interrupted`, whose
     `result` has the model and the metrics so far: their handlers are replaced while it trains, and
@@ -84,7 +86,7 @@ def train(
     2
     """
     enough()  # a program may be imported only for its problem
-    plan = plan_of(problem, algorithm, settings)
+    plan = plan_of(problem, algorithm, {**settings, **(dp.keys() if dp is not None else {})})
     if out is not None:
         plan = dataclasses.replace(plan, task=task_of(problem))
     if track is not None and out is None:
@@ -108,6 +110,11 @@ def run(
     """
     then = Continue(resume, restart, from_best, changed_data)
     then.check()
+    if changed_data and plan.settings.private:
+        raise MixflError(
+            "--changed-data with differential privacy: rounds that are made again would have the "
+            "same noise on other data, which cancels it. Start a new run in another folder."
+        )
     with processes.Together():
         make_tracker = only_first(lambda: tracker(track))
         engine = plan.engine()
@@ -117,7 +124,7 @@ def run(
         hooks = Callbacks(callbacks, config)
     choice = Choice.of(plan.settings, by_first(lambda: sorted(metrics)))
     check_alike(plan.problem, config)
-    notes = [*start_notes(engine, never_finite)]
+    notes = [*plan.promise(), *start_notes(engine, never_finite)]
     notes += other_data(repeats, plan.problem) if repeats is not None else []
     start = Start(
         label or plan.recipe.id, plan.problem.name, config, plan.settings.rounds, notes

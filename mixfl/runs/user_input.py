@@ -51,16 +51,20 @@ def _own_algorithm(config: Path, place: str) -> str:
     return place if same else f"{copy}:{name}"
 
 
-def parse_assignments(assignments: Iterable[str]) -> dict[str, Any]:
+def parse_assignments(
+    assignments: Iterable[str], option: str = "--set", example: str = "client_lr=0.1"
+) -> dict[str, Any]:
     """`key=value` from the command line; a value is read as TOML, or as text if it is not."""
     keys: dict[str, Any] = {}
     for text in assignments:
         key, equals, value = text.partition("=")
         if not equals or not key.strip():
-            raise MixflError(f"--set {text}: expected key=value, for example --set client_lr=0.1.")
+            raise MixflError(
+                f"{option} {text}: expected key=value, for example {option} {example}."
+            )
         key = key.strip()
         if key in keys:
-            raise MixflError(f"--set {key} is given twice.")
+            raise MixflError(f"{option} {key} is given twice.")
         try:
             keys[key] = tomllib.loads(f"v = {value}")["v"]
         except (ValueError, RecursionError):  # tomllib's own, and Python's limits

@@ -39,7 +39,7 @@ def chosen(ids: Sequence[str], scale: str, data: Path | None) -> list[Study]:
     for given in ids:
         if given not in known and not is_file(given):
             raise unknown("table or figure", given, [*known, "path.toml"])
-    wanted = [s for s in every if not ids or {s.id, *s.labels} & set(ids)] + own
+    wanted = [s for s in every if (not ids and not s.alone) or {s.id, *s.labels} & set(ids)] + own
     if data is not None and not any(s.real for s in wanted):
         folders = ", ".join(name for names in studies.FOLDERS.values() for name in names)
         raise MixflError(

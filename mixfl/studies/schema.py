@@ -69,7 +69,7 @@ STUDY = table(
     "study",
     dict(title=str),
     dict(
-        text=str, task=str, data=str, quick=SCALED, full=SCALED, series=tables(SERIES),
+        text=str, task=str, data=str, alone=bool, quick=SCALED, full=SCALED, series=tables(SERIES),
         show=tables(SHOW), claim=tables(CLAIM), bounds=dict[str, float],
     ),
 )  # fmt: skip

@@ -60,6 +60,7 @@ class Study:
     round_ms: float = 0.0
     bounds: Mapping[str, Any] = field(default_factory=dict)
     real: str | None = None  # the task's data, if not synthetic
+    alone: bool = False  # made only if it is asked for
 
     def costs(self) -> Any:
         """What `mixfl costs` says about the task at the paper's settings."""
@@ -122,7 +123,7 @@ def read(path: Path, scale: str, data: Path | None) -> Study:
         path.stem.lstrip("0123456789_"), content["title"], content.get("text", ""), task,
         f"{title}, {'real' if real else 'synthetic'}" if title else "theory",
         settings, content.get("show", []), content.get("claim", []), at.get("round_ms", 0.0),
-        content.get("bounds", {}), real,
+        content.get("bounds", {}), real, content.get("alone", False),
     )  # fmt: skip
 
 

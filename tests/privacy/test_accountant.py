@@ -110,7 +110,7 @@ def test_correlated_noise_is_smaller_in_the_model():
 
 
 def test_cap():
-    assert usual_cap(1000, 100) == 139
+    assert usual_cap(1000, 100) == 138
     assert usual_cap(10, 10) == 10
     with pytest.raises(MixflError, match="more than the cap of 90"):
         planned(1000, 100, 10, 1e-6, noise=1.0, cap=90)

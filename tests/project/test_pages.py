@@ -17,6 +17,7 @@ def pages(name: str, *kinds: str) -> dict[str, str]:
 
 PAGES = pages("models.md", "pytorch", "flax", "equinox", "frozen", "state")
 WHO = pages("participation.md", "who")
+PRIVATE = pages("privacy.md", "private")
 RANDOM = pages("randomness.md", "images", "flax", "equinox")
 
 
@@ -43,3 +44,11 @@ def test_a_page_draws_its_clients():
     last = names["result"].metrics[-1]
     assert last["clients/dropped"] + last["clients/late"] > 0
     assert 0 < last["clients/federated"] < 10
+
+
+def test_a_page_trains_with_privacy():
+    names: dict = {}
+    exec(compile(PRIVATE["private"], "docs/privacy.md", "exec"), names)
+    last = names["result"].metrics[-1]
+    assert 3.8 < last["privacy/epsilon"] <= 4
+    assert last["eval/loss"] < 3

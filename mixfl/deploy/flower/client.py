@@ -86,7 +86,7 @@ class Client:
     def train(self, content: RecordDict) -> RecordDict:
         """Its part of a round."""
         try:
-            told = self.aggregation.told(self.aggregation.init())
+            told = self.aggregation.told(self.aggregation.init(self.x, self.population))
             task = messages.parsed_task(
                 content, self.x, self.rows, told, self.extra, self.scheduled
             )

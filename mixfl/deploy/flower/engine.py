@@ -56,6 +56,7 @@ class Programs(NamedTuple):
     report: Callable  # population, told, sent, rows -> its report
     add: Callable  # population, sums, settled, sent, rows -> sums
     compared: Callable  # population, stacked, state -> Summed
+    release: Callable  # the aggregation's state, sums -> sums, state
     central: Callable
     update: Callable
     summands: list[Sums]  # per population, the shapes of a summand
@@ -105,7 +106,8 @@ class DeployedEngine(KeepsNothing):
         x = self.problem.init(jax.random.key(self.s.seed))
         check_params(x)
         clients = self.problem.populations if self.algorithm.feed.clients else ()
-        return State(self.algorithm.init(x), tuple(self.aggregation.init() for _ in clients))
+        steps = tuple(self.aggregation.init(x, j) for j in range(len(clients)))
+        return State(self.algorithm.init(x), steps)
 
     def shapes(self) -> Any:
         return jax.eval_shape(self.init)
@@ -123,6 +125,10 @@ class DeployedEngine(KeepsNothing):
         return self.bytes
 
     def rounds(self, state: Any, start: int, stop: int) -> Iterator[RoundResult]:
+        if start:  # a round that was under way may be repeated with other clients
+            every = enumerate(state.aggregation)
+            renewed = tuple(self.aggregation.renewed(state_j, j) for j, state_j in every)
+            state = state._replace(aggregation=renewed)
         for t in range(start, stop):
             state, info = self._round(t, state)
             yield RoundResult(t + 1, state, info)
@@ -148,7 +154,7 @@ class DeployedEngine(KeepsNothing):
         self.members.save()
         if short := exchange.short(self.nodes.least):
             self._failed(t, short)
-            return state, {**counts, "rounds/failed": 1, "finite": True}
+            return state, {**self._published(counts), "rounds/failed": 1, "finite": True}
         self.failures = 0
         sums, aggregation = [], []
         for j, replies in enumerate(exchange.ordered()):
@@ -160,7 +166,10 @@ class DeployedEngine(KeepsNothing):
             for name, count in counts_j.items():
                 counts[name] = counts.get(name, 0) + int(count)
         after, info = programs.update(state.algorithm, broadcasts, sums, central, rates)
-        return State(after, tuple(aggregation)), {**info, **counts}
+        return State(after, tuple(aggregation)), self._published({**info, **counts})
+
+    def _published(self, info: dict[str, Any]) -> dict[str, Any]:
+        return self.aggregation.published(info, self.problem)
 
     def _sums(self, programs: Programs, j: int, replies, told, state) -> tuple[Any, dict, Any]:
         """A population's sums, what the aggregation counted, and its next state."""
@@ -169,6 +178,7 @@ class DeployedEngine(KeepsNothing):
             stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *(r for _, r in replies))
             summed = programs.compared(j, stacked, state)
             sums = steps.at(True).decode(steps.part(told, True), summed.sums)
+            sums, state = programs.release(state, sums)
             return sums, summed.counts, steps.next(state, summed.reports)
         given = [padded(reply, rows, self._tables(j)) for rows, reply in replies]
         each = [programs.report(j, told, *g) for g in given]
@@ -177,7 +187,7 @@ class DeployedEngine(KeepsNothing):
         sums = zeros_for(self._marked_shapes(programs, j, given[0]))
         for g in given:
             sums = programs.add(j, sums, settled, *g)
-        sums = steps.decode(settled, sums)
+        sums, state = programs.release(state, steps.decode(settled, sums))
         return sums, steps.counted(settled, reports), steps.next(state, reports)
 
     def _failed(self, t: int, short: list[str]) -> None:
@@ -252,14 +262,14 @@ class DeployedEngine(KeepsNothing):
             code, _ = at_client.encode(told, summand, np.zeros(2, np.uint32))
             return sent(code, x)
 
-        told = self.aggregation.part(self.aggregation.told(self.aggregation.init()), True)
+        told = self.aggregation.part(self.aggregation.told(self.aggregation.init(x, 0)), True)
         frozen = self.problem.frozen_arrays()
         self.programs[algorithm] = Programs(
             functools.partial(jax.jit(broadcast), frozen),
             jax.jit(lambda states: tuple(map(self.aggregation.told, states))),
             jax.jit(report, static_argnums=0), jax.jit(add, static_argnums=0),
-            jax.jit(several, static_argnums=0), functools.partial(jax.jit(central), frozen),
-            jax.jit(update),
+            jax.jit(several, static_argnums=0), jax.jit(self.aggregation.release),
+            functools.partial(jax.jit(central), frozen), jax.jit(update),
             summands, [jax.eval_shape(code, summand, told) for summand in summands],
         )  # fmt: skip
         return self.programs[algorithm]

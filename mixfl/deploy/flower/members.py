@@ -67,6 +67,10 @@ class Members:
         what = f"cohort {round} {population}".encode()
         return int.from_bytes(hmac.digest(self.secret, what, "sha256")[:16], "big")
 
+    def place(self, who: str) -> int:
+        """A number of the node's own, which stays the same in all rounds."""
+        return int.from_bytes(hmac.digest(self.secret, who.encode(), "sha256")[:8], "big")
+
     def check(self, who: str, population: str, number: int, connected: Collection[str]) -> None:
         """Checks a node's population and number against what its key may claim. The node gets the
         number if nobody has it, or if its owner is not connected. Its earlier number becomes

@@ -75,13 +75,18 @@ class Nodes:
         self._wait()
         drawn, self.quarantined = [], 0
         for j, connected in enumerate(self._connected()):
-            nodes = self._free(connected, round, self.least[j])
+            nodes = self._free(self._turn(connected, round), round, self.least[j])
             self.quarantined += len(connected) - len(nodes)
             size = min(math.ceil(self.d.over_select * self.wanted[j]), len(nodes))
             seed = self.s.seed if self.d.cohorts == "seed" else self.members.seed(round, j)
             chosen = cohort(seed, round, j, len(nodes), size)
             drawn.append([nodes[i] for i in chosen])
         return drawn
+
+    def _turn(self, nodes: list[Node], round: int) -> list[Node]:
+        """Those that may take part, if a client waits dp_min_sep rounds."""
+        rounds = self.s.dp_min_sep
+        return [n for n in nodes if self.members.place(n.who) % rounds == round % rounds]
 
     def _free(self, nodes: list[Node], round: int, least: int) -> list[Node]:
         """The nodes that are not in quarantine. If a round could not succeed with these alone,

@@ -11,12 +11,14 @@ from mixfl.deploy.flower.config import chosen
 from mixfl.deploy.flower.engine import DeployedEngine
 from mixfl.deploy.flower.link import Link
 from mixfl.deploy.flower.replies import Clock
+from mixfl.errors import MixflError
 from mixfl.problem import Problem
 from mixfl.runs.folder import OPERATION
 from mixfl.runs.plan import Plan
 from mixfl.runs.result import Result
 from mixfl.runs.sinks.terminal import Quiet, reporter
 from mixfl.runs.training import run
+from mixfl.settings import Settings
 
 
 def serve(
@@ -44,4 +46,22 @@ def deployed(
         )
 
     options = {k: getattr(d, k) for k in OPERATION} | {"cohorts": d.cohorts}
-    return Plan(problem, recipe, s, options=options, make_engine=engine)
+    plan = Plan(problem, recipe, s, options=options, make_engine=engine)
+    check_private(s)
+    return plan.within_budget()
+
+
+def check_private(s: Settings) -> None:
+    if not s.private:
+        return
+    if s.dp_sampling != "none":
+        raise MixflError(
+            f"dp_sampling = {s.dp_sampling} in a deployment: nodes come when they like, so there "
+            "is no credit for sampling. Give dp_sampling = none, and dp_min_sep."
+        )
+    if s.checkpoint_every != 1:
+        raise MixflError(
+            f"checkpoint_every = {s.checkpoint_every} with differential privacy: a round that is "
+            "repeated with other clients must not have the noise of one that nodes have seen. "
+            "Leave it at 1."
+        )
