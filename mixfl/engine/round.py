@@ -200,8 +200,13 @@ class Round:
         return self._unless_empty(state, State(after, tuple(aggregation)), carry.sums, info)
 
     def _unless_empty(self, before: State, after: State, sums, info):
-        """The next state. A round in which a population's sums have no weight is skipped."""
-        if not self.may_be_empty or not all(isinstance(s, Sums) for s in sums):
+        """The next state. A round in which a population's sums have no weight is skipped. Not if
+        clients are private: that nobody came must not show, so the round has its noise alone."""
+        if (
+            self.aggregation.private
+            or not self.may_be_empty
+            or not all(isinstance(s, Sums) for s in sums)
+        ):
             return after, info
         empty = jnp.any(jnp.stack([s.weight <= 0 for s in sums]))
         after = jax.tree.map(lambda old, new: jnp.where(empty, old, new), before, after)

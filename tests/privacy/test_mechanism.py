@@ -1,6 +1,7 @@
 """What a round releases: bounded for each client, noised once everywhere, and nothing else."""
 
 import dataclasses
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -87,7 +88,7 @@ class Rounds:
         program = self.simulator.program(self.algorithm, t)
         given = self.simulator.given(program, t)
         copy = jax.tree.map(jnp.array, state)
-        after, info = program.run(program.whole, copy, piece.drawn, piece.clients, given=given)
+        after, info, _ = program.run(program.whole, copy, piece.drawn, piece.clients, given=given)
         return after, info
 
 
@@ -293,6 +294,22 @@ def test_nothing_else_is_told():
     info = last_state(terms("2wgt"), "2wgt", s).info
     assert set(info) == {"train/central/loss", "clients/rejected", "finite"}
     assert int(info["clients/rejected"]) == 0
+
+
+def test_a_round_without_clients_looks_like_any_other():
+    s = settings(
+        "fedavg", dp_noise_multiplier=1.0, dp_clip=0.1, cohort_size=1, rounds=8,
+        sampling="poisson", dp_sampling="poisson",
+    )  # fmt: skip
+    simulator = simulator_of(terms("fedavg"), "fedavg", s)
+    models, told = [], set()
+    for result in simulator.rounds(simulator.init(), 0, s.rounds):
+        models.append(flat(result.state.x))
+        told.add(frozenset(result.info))
+    sizes = [len(simulator.feeder.joining[0].at(t).clients) for t in range(s.rounds)]
+    assert 0 in sizes
+    assert all(np.any(a != b) for a, b in itertools.pairwise(models))
+    assert told == {frozenset({"clients/rejected", "finite"})}
 
 
 # Each mutant is caught by one of the checks above

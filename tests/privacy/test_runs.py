@@ -148,7 +148,7 @@ def test_evaluations_of_participants_are_refused():
 def test_smile_does_not_standardize_by_the_clients_sums():
     from mixfl.runs.plan import plan
 
-    given = {**dp_keys({"noise_multiplier": 1.0, "delta": 1e-6}), "image_size": 4, "clients": 80}
+    given = {**dp_keys({"noise_multiplier": 1.0, "delta": 1e-6}), "image_size": 8, "clients": 80}
     assert plan("smile", "fedavg", preset="demo", given=given).options["inputs"] == "central"
     with pytest.raises(MixflError, match="inputs = central"):
         plan("smile", "fedavg", preset="demo", given={**given, "inputs": "standardized"})
