@@ -56,3 +56,15 @@ class Keys(TypedDict, total=False):
     cohort_chunk: int | Literal["auto"]
     central_chunk: int
     devices: int | Literal["auto"]
+    dp_epsilon: float | None
+    dp_noise_multiplier: float | None
+    dp_delta: float | None
+    dp_clip: float | Literal["adaptive"]
+    dp_clip_start: float
+    dp_clip_quantile: float
+    dp_mechanism: Literal["gaussian", "banded"]
+    dp_sampling: Literal["poisson", "fixed", "none"]
+    dp_min_sep: int
+    dp_clients: int | Literal["auto"]
+    dp_scale: int
+    dp_seed: int | None

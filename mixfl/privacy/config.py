@@ -15,6 +15,11 @@ class DP:
 
     Give `epsilon`, and the noise follows from it; or `noise_multiplier`; or both, and the run ends
     when epsilon is spent. `docs/privacy.md` explains every field.
+
+    >>> dp = mixfl.DP(noise_multiplier=3.0, delta=1e-3, clip=0.5, sampling="none")
+    >>> result = mixfl.train(problem, "fedavg", dp=dp, rounds=2, cohort_size=2, progress=False)
+    >>> 0 < result.metrics[-1]["privacy/epsilon"] < 10
+    True
     """
 
     epsilon: float | None = None
