@@ -54,11 +54,11 @@ def privacy(context, as_json, **plan):
 
 @privacy.command()
 @click.option("--algorithm", default="2wgt", show_default=True, metavar="ID")
-@click.option("--epsilon", type=float, default=2.0, show_default=True, metavar="X",
+@click.option("--epsilon", type=float, default=4.0, show_default=True, metavar="X",
               help="The promise to attack.")  # fmt: skip
 @click.option("--delta", type=float, default=1e-5, show_default=True, metavar="X")
 @click.option("--rounds", type=COUNT, default=10, show_default=True, metavar="T")
-@click.option("--canaries", type=COUNT, default=400, show_default=True, metavar="N",
+@click.option("--canaries", type=COUNT, default=1000, show_default=True, metavar="N",
               help="More of them find more, and take longer.")  # fmt: skip
 @click.option("--seed", type=click.IntRange(min=0), metavar="N",
               help="Of coins and directions; without it, secret.")  # fmt: skip

@@ -55,8 +55,8 @@ class Audit:
 
 
 def audit(
-    algorithm: str = "2wgt", epsilon: float = 2.0, delta: float = 1e-5, rounds: int = 10,
-    canaries: int = 400, size: int = 20_000, clip: float = 0.1, seed: int | None = None,
+    algorithm: str = "2wgt", epsilon: float = 4.0, delta: float = 1e-5, rounds: int = 10,
+    canaries: int = 1000, size: int = 20_000, clip: float = 0.1, seed: int | None = None,
 ) -> Audit:  # fmt: skip
     """Every client takes part in every round, which is the most that an attacker can wish for.
     `seed`: of coins and directions, for tests."""
@@ -91,7 +91,7 @@ def _judged(algorithm: str, s: Settings, plan: Rounds, scores, coins) -> Audit:
     assert s.dp_noise_multiplier is not None
     inside, outside = scores[coins], scores[~coins]
     auditor = CanaryScoreAuditor(inside, outside)
-    bound = auditor.epsilon_one_run(SIGNIFICANCE, delta=s.dp_delta)
+    bound = auditor.epsilon_one_run_fdp(SIGNIFICANCE, delta=s.dp_delta)
     spread, center = float(np.std(outside)) or 1.0, float(np.mean(outside))
     return Audit(
         algorithm, plan.epsilon(s.dp_noise_multiplier, s.rounds, s.dp_delta), s.dp_delta,
