@@ -128,6 +128,7 @@ class Feeder(Draws):
         super().__init__(problem, s, devices, own)
         self.forms = forms or Forms({})
         self.keys = keys  # clients draw at random
+        self.first: dict[Algorithm, Any] = {}  # what a client has kept before its first round
         self.starts = [np.asarray(t.clients.offsets) for t in problem.populations]
         self.of = [s.of(t) for t in problem.populations]  # each population's settings
         self.joining = [
@@ -174,6 +175,11 @@ class Feeder(Draws):
             for p, shapes in zip(self.joining, self.shapes, strict=True)
         ]  # fmt: skip
 
+    def _first_state(self, algorithm: Algorithm) -> Any:
+        if algorithm not in self.first:
+            self.first[algorithm] = first_state(self.problem, algorithm)
+        return self.first[algorithm]
+
     def pieces(self, algorithm: Algorithm, round: int) -> Iterator[Piece]:
         feed = algorithm.feed
         drawn: Any = self.drawn(algorithm, round)
@@ -182,7 +188,7 @@ class Feeder(Draws):
             return
         joined = [p.at(round) for p in self.joining]
         shares = self._deal(round) if feed.share else None
-        forms, state = self.forms.at(algorithm), first_state(self.problem, algorithm)
+        forms, state = self.forms.at(algorithm), self._first_state(algorithm)
         sizes = [len(each.clients) for each in joined]
         waiting = [np.arange(0) for _ in joined]  # positions in the cohort
         fed, last = [0] * len(joined), False

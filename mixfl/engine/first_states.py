@@ -13,8 +13,7 @@ from mixfl.problem import Problem
 
 def first_state(problem: Problem, algorithm: Algorithm) -> Any:
     """Of a client, if the algorithm has client state; otherwise None."""
-    x = model_shapes(problem)
-    if algorithm.client_state is None or x is None:
+    if algorithm.client_state is None or (x := model_shapes(problem)) is None:
         return None
     zeros = jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), x)
     return jax.tree.map(np.asarray, algorithm.client_state(zeros))

@@ -205,7 +205,8 @@ class Simulator:
         """What its programs take besides the state and the data."""
         if self.frozen is None:
             self.frozen = program.place(self.problem.frozen_arrays())
-        return Given({} if program.constant else self.rates(round), self.frozen)
+        rates = self.rates(round)  # refuses schedules that the algorithm can't follow
+        return Given({} if program.constant else rates, self.frozen)
 
     def long(self, algorithm: Algorithm) -> int:
         """How many chunks the server computes in a round, if it is long; otherwise 0. Also 0

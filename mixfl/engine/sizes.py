@@ -46,7 +46,9 @@ class Places(NamedTuple):
 
 def local_steps(examples: np.ndarray, s: Settings, speeds: np.ndarray | None = None) -> np.ndarray:
     """K_i of clients with so many examples. `speeds`: each makes only this share of its steps."""
-    batches = -(-examples // s.client_batch) * (s.local_epochs or 1)
+    batches = examples + (s.client_batch - 1)
+    batches //= s.client_batch  # in place: there may be many clients
+    batches *= s.local_epochs or 1
     steps = np.minimum(batches, s.local_steps)
     if speeds is None:
         return steps
@@ -69,8 +71,9 @@ def fewest_steps(s: Settings) -> int:
 def needed(examples: np.ndarray, steps: np.ndarray, s: Settings) -> np.ndarray:
     """How many examples a shape must have to fit clients that take so many steps."""
     few = fewest_steps(s)
-    full = np.minimum(examples, s.client_batch)
-    return np.where(steps > few, steps * s.client_batch, few * full)
+    rows, small = steps * s.client_batch, steps <= few
+    rows[small] = few * np.minimum(examples[small], s.client_batch)
+    return rows
 
 
 def largest_shape(term: Federated, s: Settings) -> Shape:

@@ -9,7 +9,6 @@ from mixfl.errors import MixflError
 from mixfl.format_versions import RUN_FOLDER, check_format
 from mixfl.runs.model_file import load_model, trained_with
 from mixfl.tasks import read_toml
-from mixfl.trees import Model, as_model, params_of
 
 
 @dataclass(frozen=True)
@@ -37,6 +36,8 @@ def load(path: str | Path, like: Any = None, best: bool = False) -> Run:
     >>> run.status, bool((run.params["w"] == result.params["w"]).all())
     ('finished', True)
     """
+    from mixfl.trees import Model, as_model, params_of  # with JAX, which reports do without
+
     path = Path(path)
     config = read_run_config(path)
     file = path / "model.safetensors"

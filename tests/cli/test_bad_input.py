@@ -573,6 +573,8 @@ def allows(type, value):
     if get_origin(type) is not Annotated:
         return isinstance(value, type)
     kind, meta = get_args(type)
+    if kind is str:  # a schedule
+        return isinstance(value, str) and ("(" in value or value == "auto")
     return (
         builtins.type(value) is kind
         and (LARGEST_INT if kind is int else LARGEST_FLOAT) >= abs(value)
@@ -590,6 +592,9 @@ def valid(key):
             strategies.append(st.sampled_from(get_args(type)))
         elif get_origin(type) is Annotated:
             kind, meta = get_args(type)
+            if kind is str:
+                strategies.append(st.sampled_from(["cosine(0.1, 500)", "linear(0.2, 0.1, 50)"]))
+                continue
             least = meta.ge if meta.gt is None else meta.gt
             strategies.append(
                 st.integers(least, meta.le)

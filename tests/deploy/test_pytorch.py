@@ -118,7 +118,7 @@ def test_the_steps_are_pytorchs_own(monkeypatch):
         config = SETTINGS | dict(algorithm="fedavg", client_opt=opt)
         client, other = (Client(p, config, nodes[1]) for p in (there, jax_there))
         x = messages_of(client)
-        sent, wanted = (c.program(x, c.feed(0), ()) for c in (client, other))
+        sent, wanted = (c.program(x, c.feed(0), (), {}) for c in (client, other))
         assert len(taken) == expected
         for name in ("weighted", "weight", "steps", "loss"):
             assert_same(getattr(sent, name), getattr(wanted, name), 1e-4)
