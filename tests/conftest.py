@@ -64,6 +64,12 @@ SYSTEM = {
     "test_kill", "test_members", "test_page", "test_supervisor", "test_sweeps", "test_trackers",
 }  # fmt: skip
 
+# Tests of numbers that take long: only in their own stage.
+NUMBERS = {
+    "test_client_settings", "test_frozen", "test_participation", "test_populations",
+    "test_random_losses",
+}  # fmt: skip
+
 
 def pytest_collection_finish():
     gc.freeze()  # the imported modules stay: no need to look at them at every collection
@@ -90,3 +96,5 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.path.stem in SYSTEM:
             item.add_marker("system")
+        if item.path.stem in NUMBERS:
+            item.add_marker("numbers")
