@@ -141,10 +141,14 @@ def plot(rows: Sequence[Mapping], path: Path) -> None:
     tasks = list(dict.fromkeys(r["task"] for r in shown))
     if not tasks:
         return
+    columns = min(len(tasks), 4)
+    lines = -(-len(tasks) // columns)
     figure, axes = plt.subplots(
-        1, len(tasks), figsize=(4.6 * len(tasks), 3.6), squeeze=False, layout="constrained"
+        lines, columns, figsize=(4.6 * columns, 3.6 * lines), squeeze=False, layout="constrained"
     )
-    for axis, task in zip(axes[0], tasks, strict=True):
+    for axis in axes.flat[len(tasks) :]:
+        axis.set_visible(False)
+    for axis, task in zip(axes.flat, tasks, strict=False):
         of_task = sorted((r for r in shown if r["task"] == task), key=lambda r: -r["ms_median"])
         ms = [r["ms_median"] for r in of_task]
         names = [
@@ -153,7 +157,7 @@ def plot(rows: Sequence[Mapping], path: Path) -> None:
         ]
         # Points: on a log scale the length of a bar says nothing.
         for mine, color in ((True, "#0072b2"), (False, "#8c8c8c")):
-            y = [i for i, r in enumerate(of_task) if (r["engine"] == "mixfl") == mine]
+            y = [i for i, r in enumerate(of_task) if r["engine"].startswith("mixfl") == mine]
             spread = [of_task[i]["ms_spread"] for i in y]
             axis.errorbar([ms[i] for i in y], y, xerr=spread, fmt="o", color=color, markersize=7)
         axis.set_yticks(range(len(names)), names)
