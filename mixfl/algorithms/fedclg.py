@@ -81,7 +81,12 @@ def fedclg(problem: Problem, s: Settings) -> Algorithm:
 
     def corrected_client(term, broadcast, feed):
         g_i = gradient_at_x(term, broadcast.x, feed)
-        return client_update(term, s, broadcast, feed, after=lambda g: difference(g, g_i))
+        upload = client_update(term, s, broadcast, feed, after=lambda g: difference(g, g_i))
+        if s.grad_clip != "off":
+            return upload
+        # In one step g_i(x) - g_i is 0. Rounding must not look like a small contribution to `clip`.
+        own = jax.tree.map(lambda a: jnp.where(upload.steps > 1, a, 0), upload.own)
+        return upload._replace(own=own)
 
     if s.own.correction == "client":
         return base._replace(broadcast=corrected_broadcast, client=corrected_client)

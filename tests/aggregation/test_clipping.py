@@ -31,8 +31,7 @@ from mixfl.algorithms.steps import own_part, weighted_summand
 from mixfl.engine import Simulator
 from mixfl.errors import MixflError
 
-# Not fedclg: the own part of a client with one step is 0 up to rounding, which decides its rank.
-CLIENTS = [a for a, recipe in ALGORITHMS.items() if "clip" in recipe.uses and a != "fedclg"]
+CLIENTS = [name for name, recipe in ALGORITHMS.items() if "clip" in recipe.uses]
 
 
 def loud_problem(terms="two terms") -> mixfl.Problem:
