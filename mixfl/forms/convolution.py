@@ -174,7 +174,7 @@ def dense(x, w, p):
     if all(d == 1 for d in p["lhs_dilation"]):
         x, g = padded(x, kernel, p)
         tiles = None
-        if {*p["window_strides"], *p["rhs_dilation"]} == {1} and x.dtype != jnp.bfloat16:
+        if {*p["window_strides"], *p["rhs_dilation"]} == {1} and x.dtype.itemsize >= 4:
             tiles = winograd.tiling(kernel, g.out, C, D)
         if tiles:
             return winograd.convolved(tiles, x, w)
