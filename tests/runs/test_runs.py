@@ -47,6 +47,7 @@ from mixfl.errors import Interrupted, MixflError
 from mixfl.runs import reading
 from mixfl.runs.checkpoint import KEEP, Checkpoints
 from mixfl.runs.loop import Loop
+from mixfl.settings import KEYS
 
 TIMEOUT = 300  # seconds; only against hanging
 
@@ -218,8 +219,9 @@ def test_config_repeats_the_run(algorithm, monkeypatch, tmp_path):
     task = f"{TINY.name}:problem"
     assert cli(monkeypatch, "run", task, "--algorithm", algorithm, "--out", first, *sets) == 0
     config = mixfl.load(first).config
+    unset = {k for k, f in KEYS.items() if f.default is None} - {"w_f", "w_c"}
     uses = ALGORITHMS[algorithm].uses - {"central_batch"}  # not where no batch is drawn
-    assert uses <= config.keys()
+    assert uses - unset <= config.keys()
     assert "auto" not in config.values()
     assert keys.items() <= config.items()
 
@@ -394,8 +396,8 @@ def test_rows_are_written_before_the_checkpoint_that_has_them(tmp_path, monkeypa
     out, found = tmp_path / "run", {}
     save = Checkpoints.save
 
-    def saving(self, round, *rest):
-        save(self, round, *rest)
+    def saving(self, round, *rest, **more):
+        save(self, round, *rest, **more)
         found[round] = [row["round"] for row in lines(out)]
 
     monkeypatch.setattr(Checkpoints, "save", saving)
