@@ -10,6 +10,7 @@ from typing import Any
 import mixfl
 from mixfl.algorithms import recipe as find_recipe
 from mixfl.algorithms.contract import Algorithm, Recipe
+from mixfl.algorithms.keys import DP_KEYS
 from mixfl.algorithms.marks import of_mixfl
 from mixfl.engine import Simulator
 from mixfl.engine.base import Engine
@@ -71,7 +72,10 @@ class Plan:
         s = engine.resolved()
         every = {**{k: getattr(s, k) for k in KEYS}, **s.own}
         every |= s.named_schedules()
-        keys = {k: _plain(v) for k, v in every.items() if k in self.recipe.uses and v is not None}
+        idle = set() if s.private else set(DP_KEYS)
+        idle |= {"cohort_cap"} if s.cohort_cap == "auto" else set()  # no Poisson sampling
+        uses = self.recipe.uses - idle
+        keys = {k: _plain(v) for k, v in every.items() if k in uses and v is not None}
         for term in self.problem.populations:
             own = {**term.settings, **s.of(term).named_schedules(term.settings)}
             keys |= {f"{term.name}.{k}": _plain(v) for k, v in own.items()}

@@ -483,7 +483,7 @@ def test_disk_full_at_the_nth_write(nth, whole, monkeypatch, folder):
 
 LIMITED = """
 import resource, sys
-resource.setrlimit(resource.RLIMIT_FSIZE, (700, 700))  # no file may grow beyond this
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))  # no file may grow beyond this
 from mixfl.cli import main
 main()
 """

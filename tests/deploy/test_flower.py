@@ -191,7 +191,7 @@ def expected_without_client_2():
     x = jax.tree.map(np.asarray, there.init(jax.random.key(0)))
     for t, left_out in enumerate([None, 2]):
         uploads = [
-            c.program(messages.Broadcast(x), c.feed(t), ())
+            c.program(messages.Broadcast(x), c.feed(t), (), {})
             for i, c in enumerate(clients) if i != left_out
         ]  # fmt: skip
         total = sum(float(u.weight) for u in uploads)
