@@ -49,7 +49,6 @@ PYTEST := $(BIN)/python -m pytest -q
 WORKERS ?= 2
 PARALLEL = -n $(WORKERS) --dist worksteal
 OPTIMIZED := MIXFL_TESTS_OPTIMIZED=1
-NUMBERS := $(addprefix tests/,algorithms aggregation engine forms measure pytorch tasks theory)
 
 test: .venv/complete
 	$(PYTEST) $(PARALLEL) -m 'not slow and not flower and not system and not numbers'
@@ -60,7 +59,7 @@ test-system: .venv/complete chromium
 
 # The tests of numbers, with XLA's optimizations and more combinations; CI runs it too.
 test-numbers: .venv/complete
-	$(OPTIMIZED) $(PYTEST) $(PARALLEL) $(NUMBERS) -m 'not slow and not flower and not system'
+	$(OPTIMIZED) $(PYTEST) $(PARALLEL) -m '(numbers or optimized) and not slow and not flower and not system'
 
 # A SuperLink and three SuperNodes as real processes, one test at a time: they share the cores.
 test-flower: .venv/complete nginx
