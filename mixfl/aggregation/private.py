@@ -166,8 +166,8 @@ class Hidden:
 
 
 def deviations(s: Settings) -> tuple[float, float]:
-    """Of the noise of the sum, in clip norms, and of that of the bits, for a cohort of the size that
-    is simulated."""
+    """Of the noise of the sum, in clip norms, and of the noise of the bits. With dp_scale, of the
+    noise that the mean of the larger cohort would have."""
     z = s.dp_noise_multiplier or 0.0
     if z == 0:
         return 0.0, 0.0

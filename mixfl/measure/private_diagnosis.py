@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from mixfl.aggregation.private import deviations
@@ -85,8 +84,10 @@ def private_plan(problem: Problem, s: Settings) -> Private | None:
 
 def public(s: Settings) -> Settings:
     """The same settings without privacy, to measure."""
+    if not s.private:
+        return s
     plain = {f.name: f.default for f in dataclasses.fields(Settings) if f.name.startswith("dp_")}
-    return dataclasses.replace(s, **plain, sampling="uniform", cohort_cap="auto") if s.private else s
+    return dataclasses.replace(s, **plain, sampling="uniform", cohort_cap="auto")
 
 
 def probe_settings(private: Private, setup: Setup, model: QuadraticModel, eta: float) -> Settings:

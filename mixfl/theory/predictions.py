@@ -107,7 +107,10 @@ def course(model: QuadraticModel, algorithm: str, setup: Setup, eta: float) -> C
 def parallel(model: QuadraticModel, setup: Setup, eta: float) -> Course:
     eta_m = 1.0 if setup.eta_m is None else setup.eta_m
     one = np.eye(len(model.gradient))
-    steps = [(private_local(model, t, setup, eta), setup.eta_s if t.federated else 1.0, t) for t in model.terms]
+    steps = [
+        (private_local(model, t, setup, eta), setup.eta_s if t.federated else 1.0, t)
+        for t in model.terms
+    ]
     return Course(
         one + eta_m * total(s * (d.power - one) for d, s, _ in steps),
         -eta_m * total(s * d.push @ t.gradient for d, s, t in steps),

@@ -62,8 +62,9 @@ def left(
 
 def afford(model: QuadraticModel, setup: Setup, rounds: int) -> list[Afforded]:
     """Each algorithm at its own best learning rate."""
+    rates = steps(model, setup, below=30)
     tried = [
-        [Afforded(a, left(model, a, setup, eta, rounds), eta) for eta in steps(model, setup, below=30)]
+        [Afforded(a, left(model, a, setup, eta, rounds), eta) for eta in rates]
         for a in names(model)
     ]  # fmt: skip
     return [min(one, key=lambda p: p.error) for one in tried]
@@ -91,6 +92,6 @@ def choose_private(
     predictions = [
         Prediction(a, rounds_to(model, a, setup, eta, target, rounds), eta) for a, _, eta in every
     ]
-    chosen = fitting(every).algorithm
-    reached = any(math.isfinite(p.rounds) for p in predictions)
-    return Choice(next(p for p in predictions if p.algorithm == chosen), predictions, reached), every
+    fits = fitting(every)
+    chosen = next(p for p in predictions if p.algorithm == fits.algorithm)
+    return Choice(chosen, predictions, any(math.isfinite(p.rounds) for p in predictions)), every
