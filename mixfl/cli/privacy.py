@@ -108,9 +108,12 @@ def audit(
         from mixfl.measure.audit_task import audit_task
         from mixfl.runs.plan import plan
 
-        planned = plan(task, algorithm, preset=preset, data=data, given=given)
+        if "rounds" in given:
+            raise MixflError("rounds is given by --set: give --rounds.")
+        planned = plan(task, algorithm, preset=preset, data=data, given={**given, "rounds": rounds})
         everybody = given["dp_sampling"] == "none" and "cohort_size" not in given
-        found = audit_task(planned, rounds, canaries, seed, everybody)
+        noise = given.get("dp_noise_multiplier")
+        found = audit_task(planned, rounds, canaries, seed, everybody, noise)
     from mixfl.report.audit import save_audit, verdict
 
     name = "-".join(["audit", *([planned.problem.name] if task else []), algorithm])

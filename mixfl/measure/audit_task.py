@@ -25,14 +25,16 @@ COLUMN = "canary"  # a canary's number and 1; 0 for other clients, and in paddin
 
 def audit_task(
     planned: Plan, rounds: int, canaries: int = 1000, seed: int | None = None,
-    everybody: bool = True,
+    everybody: bool = True, noise: float | None = None,
 ) -> Audit:  # fmt: skip
     """`everybody`: all clients take part in every round, which is the most that an attacker can
-    wish for. `seed`: of coins and directions, for tests."""
+    wish for. `seed`: of coins and directions, for tests. `noise`: the multiplier; without it, it
+    follows from epsilon, the rounds and the population with canaries."""
     coins, key = tossed(canaries, seed)
     problem = with_canaries(planned.problem, np.flatnonzero(coins), key)
     # The canaries' losses use all parameters, so no form that leaves some out would be exact.
     changes: dict[str, Any] = {"rounds": rounds, "tables": "dense", "first_layer": "plain"}
+    changes["dp_noise_multiplier"] = noise
     if everybody:
         changes["cohort_size"] = len(problem.populations[0].clients)
     s = settled(problem, planned.recipe.id, dataclasses.replace(planned.settings, **changes))
