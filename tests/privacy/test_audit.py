@@ -51,7 +51,7 @@ def noise_on_few_rows(monkeypatch):
 
     def touched(self, state, sums):
         noised, after = release(self, state, sums)
-        part = lambda n, a: n.at[50:].set(a[50:]) if len(a) > 50 else n  # noqa: E731
+        part = lambda n, a: n.at[50:].set(a[50:]) if a.ndim and len(a) > 50 else n  # noqa: E731
         whole = jax.tree.map(part, noised.weighted, sums.weighted)
         return noised._replace(weighted=whole), after
 
@@ -94,7 +94,8 @@ def table_problem(name="own"):
 
 def attacked(algorithm="2wgt", problem=None, epsilon=1.0, **more):
     given = mixfl.DP(epsilon=epsilon, delta=1e-4, clip=0.1, sampling="none").keys()
-    planned = plan_of(problem or table_problem(), algorithm, {**given, "rounds": 4})
+    keys = {**given, "rounds": 4, "cohort_size": 4}
+    planned = plan_of(problem or table_problem(), algorithm, keys)
     return audit_task(planned, rounds=4, canaries=200, seed=1, **more)
 
 
