@@ -62,13 +62,13 @@ def rotated(a, signs) -> jax.Array:
 
 
 def restored(codes, signs) -> jax.Array:
-    """What `rotated` made into `codes`, in float32, for step = 1. `codes` are of one client, or sums
-    of them. Integers stay integers until the last conversion. Codes as float32 are exact too, if
-    they are of one client."""
+    """What `rotated` made into `codes`, in float32, for step = 1. `codes` are of one client, or
+    sums over clients. Integers stay integers until the last conversion. Codes as float32 are exact
+    too, if they are of one client."""
 
     def back(block, size):
         turned = _hadamard(block) * signs[:size].astype(block.dtype)
-        return turned.astype(jnp.float32) * 2.0 ** -(-(-_log(size) // 2))
+        return turned.astype(jnp.float32) * 2.0 ** -((_log(size) + 1) // 2)
 
     return _blockwise(back, as_rows(codes)).reshape(codes.shape)
 
