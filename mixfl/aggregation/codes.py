@@ -4,8 +4,9 @@
     code  = round_at_random(y / step)      whole numbers in [-L, L]; the mean of code * step is y
     a'    = rotation back of code * step
 
-A row is what the first axis counts; an array of one axis is one row. So a rotation never mixes rows
-of a table: a row of zeros stays zeros, and rows that different clients hold add up.
+A row is what the first axis counts. So a rotation never mixes rows of a table: a row of zeros stays
+zeros, and rows that different clients hold add up. In an array of one axis, such as a bias, a row
+is one number, and is not rotated.
 
 The rotation spreads a few large numbers over many: random signs, then Hadamard matrices on blocks
 of 512 numbers. The rest of a row is cut into smaller powers of two, so nothing is padded. The
@@ -48,7 +49,7 @@ def signs(key: Any) -> jax.Array:
 
 def as_rows(a):
     """[rows, numbers in a row]."""
-    return a.reshape(1, -1) if a.ndim < 2 else a.reshape(a.shape[0], -1)
+    return a.reshape(1, 1) if a.ndim == 0 else a.reshape(a.shape[0], -1)
 
 
 def rotated(a, signs) -> jax.Array:

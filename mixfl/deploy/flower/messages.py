@@ -1,9 +1,10 @@
 """What is sent: arrays in Flower's records, and the checks of what comes back.
 
-A tree of arrays is sent as one array of bytes: its leaves one after the other, without names,
-dtypes and shapes, which both sides know. What arrives is compared with what was expected (its
-dtype, shape and number of bytes) and then read in place: no memory is allocated for it, and nothing
-is unpickled. Codes and row numbers are packed (aggregation/packing.py).
+A tree of arrays is sent as one array of bytes: its leaves one after the other. Both sides know
+their names, dtypes and shapes, and the array's name is a checksum of these. What arrives is
+compared with what was expected (name, dtype, shape, number of bytes) and then read in place: no
+memory is allocated for it, and nothing is unpickled. Codes and row numbers are packed
+(aggregation/packing.py).
 """
 
 import functools
@@ -31,7 +32,6 @@ FORMAT = "mixfl.little-endian"
 # Of the messages. 1 had no number, and sent whole changes in place of own parts; 2 had no rates;
 # 3 sent every array by name, and row numbers as they are.
 VERSION = 4
-FLAT = "flat"  # the one array of a record
 NONE: Mapping[str, float] = MappingProxyType({})
 LARGEST = float(np.finfo(np.float32).max)
 T = TypeVar("T")
@@ -73,14 +73,23 @@ def arrays(tree: Any, bits: int | None = None) -> ArrayRecord:
     """A tree of arrays, one after the other. `bits`: they are codes."""
     if len(named_leaves(tree)) < len(jax.tree.leaves(tree)):
         raise MixflError("two parameters have the same name: use no / in the keys of the model.")
-    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
+    tree = jax.tree.map(np.asarray, tree)
+    leaves = jax.tree.leaves(tree)
     if bits is None:
-        return flat(b"".join(leaf.tobytes() for leaf in leaves))
-    return flat(packing.pack(np.concatenate([leaf.reshape(-1) for leaf in leaves]), bits))
+        data = b"".join(leaf.tobytes() for leaf in leaves)
+    else:
+        data = packing.pack(np.concatenate([leaf.reshape(-1) for leaf in leaves]), bits)
+    return ArrayRecord({layout(tree, bits): flat(data)})
 
 
-def flat(data: bytes) -> ArrayRecord:
-    return ArrayRecord({FLAT: Array("uint8", (len(data),), FORMAT, data)})
+def flat(data: bytes) -> Array:
+    return Array("uint8", (len(data),), FORMAT, data)
+
+
+def layout(tree: Any, bits: int | None = None) -> str:
+    """A checksum of the names, dtypes and shapes of a tree's arrays."""
+    named = [(n, str(a.dtype), tuple(a.shape)) for n, a in named_leaves(tree).items()]
+    return f"{zlib.crc32(repr((named, bits)).encode()):08x}"
 
 
 def parsed(given: Any, like: Any, name: str) -> np.ndarray:
@@ -104,11 +113,12 @@ def parsed_tree(record: Any, like: Any, bits: int | None = None) -> Any:
     counts = [math.prod(leaf.shape) for leaf in expected]
     sizes = [n * np.dtype(a.dtype).itemsize for n, a in zip(counts, expected, strict=True)]
     if bits is None:
-        data = parsed_flat(record, sum(sizes)).data
+        data = parsed_flat(record, layout(like), sum(sizes))
         parts = np.split(np.frombuffer(data, np.uint8), np.cumsum(sizes)[:-1]) if expected else []
-        leaves = [np.frombuffer(p, a.dtype) for p, a in zip(parts, expected, strict=True)]
+        leaves = [p.view(np.dtype(a.dtype)) for p, a in zip(parts, expected, strict=True)]
     else:
-        data = parsed_flat(record, packing.packed_bytes(sum(counts), bits)).data
+        size = packing.packed_bytes(sum(counts), bits)
+        data = parsed_flat(record, layout(like, bits), size)
         try:
             codes = packing.unpack(data, sum(counts), bits)
         except ValueError as error:
@@ -118,12 +128,12 @@ def parsed_tree(record: Any, like: Any, bits: int | None = None) -> Any:
     return tree.unflatten(shaped)
 
 
-def parsed_flat(record: Any, size: int) -> Any:
+def parsed_flat(record: Any, name: str, size: int) -> bytes:
     """The one array of a record, of so many bytes."""
-    if not isinstance(record, ArrayRecord) or set(record) != {FLAT}:
+    if not isinstance(record, ArrayRecord) or set(record) != {name}:
         raise Rejected("malformed", "a record has other arrays than expected, or none")
-    parsed(record[FLAT], jax.ShapeDtypeStruct((size,), np.uint8), FLAT)
-    return record[FLAT]
+    parsed(record[name], jax.ShapeDtypeStruct((size,), np.uint8), name)
+    return record[name].data
 
 
 def numbers(record: Any, *names: str) -> list[float]:
@@ -160,7 +170,7 @@ def hello(
     )
     if frozen:
         who["frozen"] = frozen
-    packed = {n: flat(packing.pack_rows(a))[FLAT] for n, a in rows.items()}
+    packed = {n: flat(packing.pack_rows(a)) for n, a in rows.items()}
     return RecordDict({"hello": who, "rows": ArrayRecord(packed)})
 
 
