@@ -1,5 +1,6 @@
 """Turns each [[show]] of a study into parts of the report: charts and tables."""
 
+import re
 import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -71,15 +72,27 @@ def spelt(name: str, algorithm: str) -> str:
 
 
 def final(study, show, ended, out) -> list[Sweep]:
-    """A metric after training against a key. Series of `flat`, without the key, go across."""
+    """A metric after training against a key, or against another metric, such as comm/up_bytes.
+    Series of `flat`, without the key, go across."""
     results, key = Results(study, ended), show["key"]
+    measured = "/" in key
     settings = study.named(show.get("series"))
     flat = study.named(show["flat"]) if "flat" in show else []
-    values = [float(s.keys[key]) for s in settings]
+
+    def place(setting) -> float:
+        if measured:
+            return float(np.nanmean(results.values(setting, key, "end")))
+        return float(setting.keys[key])
+
+    def line(setting) -> str:
+        if measured:
+            return re.sub(r" \w+=\S+", "", setting.name)
+        return setting.name.replace(f" {key}={plain(setting.keys[key])}", "")
+
+    values = [place(s) for s in settings]
     lines: dict[tuple[str, str], list[Point]] = {}
     for setting, x in zip(settings, values, strict=True):
-        name = setting.name.replace(f" {key}={plain(setting.keys[key])}", "")
-        at = lines.setdefault((name, setting.algorithm), [])
+        at = lines.setdefault((line(setting), setting.algorithm), [])
         at.append(point(results, setting, show, x))
     for setting in flat:
         ends = min(values), max(values)

@@ -1,7 +1,7 @@
 """One round's messages and replies: who was asked, what came back, and how it was counted."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -37,10 +37,15 @@ SILENT = frozenset({"late", "failed", "crashed", "not_loaded"})
 
 
 class Exchange:
-    """One round's messages and replies. `like` has, per population, the shapes of a reply."""
+    """One round's messages and replies. `like` has, per population, the shapes of a reply, and
+    `bits` the size of its codes."""
 
-    def __init__(self, nodes: Nodes, t: int, cohorts: list[list[Node]], like: list[Sent]):
+    def __init__(
+        self, nodes: Nodes, t: int, cohorts: list[list[Node]], like: list[Sent],
+        bits: Sequence[int | None] = (),
+    ):  # fmt: skip
         self.nodes, self.t, self.cohorts, self.like = nodes, t, cohorts, like
+        self.bits = bits or [None] * len(cohorts)  # of codes
         self.asked: dict[str, Asked] = {}
         self.outstanding: dict[str, Asked] = {}
         self.uploads: list[dict[int, Sent]] = [{} for _ in cohorts]  # by place in the cohort
@@ -142,7 +147,9 @@ class Exchange:
         try:
             n = self.nodes
             s = n.s.of(n.problem.populations[asked.population])
-            got[asked.place] = parsed_upload(content(reply), asked.like, s, n.d.max_update_norm)
+            got[asked.place] = parsed_upload(
+                content(reply), asked.like, s, n.d.max_update_norm, self.bits[asked.population]
+            )
             self.count["clients/accepted"] += 1
             n.good(asked.node)
         except Rejected as rejected:
