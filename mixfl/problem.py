@@ -31,7 +31,7 @@ Params = Any  # a pytree of floating-point arrays
 RESERVED = {  # names of other things in a run folder
     "config.toml", "metrics.jsonl", "status.json", "model.safetensors", "checkpoints",
     "tensorboard", "mlflow.json", "origin.json", "deployment.json", ".lock", "clients",
-    "algorithm.py",
+    "algorithm.py", "progress.json", "log.jsonl", "stop", "wandb.json", "card.md",
 }  # fmt: skip
 
 

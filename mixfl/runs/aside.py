@@ -9,7 +9,7 @@ from mixfl.runs.files import disk_error
 CLIENTS = "clients"  # what clients keep between rounds
 EVERYTHING = (
     "checkpoints", CLIENTS, "tensorboard", "mlflow.json", "origin.json", "model.safetensors",
-    "metrics.jsonl", "status.json",
+    "metrics.jsonl", "progress.json", "log.jsonl", "status.json",
 )  # fmt: skip
 
 
