@@ -70,7 +70,7 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, format, *arguments):
         """Says nothing: addresses have the token in them."""
 
-    def do_GET(self):  # noqa: N802
+    def do_GET(self):
         parts = urlsplit(self.path)
         query = {k: v[-1] for k, v in parse_qs(parts.query).items()}
         if not self._allowed(query.get("token", "") if parts.path == "/" else None):
@@ -88,7 +88,7 @@ class Handler(BaseHTTPRequestHandler):
             case _:
                 self._refuse(HTTPStatus.NOT_FOUND, "no such page\n")
 
-    def do_POST(self):  # noqa: N802
+    def do_POST(self):
         if not self._allowed(None):
             return
         if self.path != "/api/stop":

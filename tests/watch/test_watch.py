@@ -61,7 +61,7 @@ def test_states(status, alive, state, tmp_path):
 def test_looking_at_a_lock_keeps_no_run_from_starting(tmp_path, monkeypatch):
     """A run that begins while someone looks waits for a moment."""
     path = a_run(tmp_path / "run", {"status": "running"})
-    looking = open(path / ".lock", "rb")
+    looking = open(path / ".lock", "rb")  # noqa: SIM115
     fcntl.flock(looking, fcntl.LOCK_SH)
     monkeypatch.setattr(folders.time, "sleep", lambda seconds: looking.close())
     with locked(path):
@@ -331,7 +331,7 @@ def test_only_the_page_itself_stops_a_run(watching):
     server, path = watching
     asked(server, "/api/runs")
     body, stop = b'{"id": 1}', path / "stop"
-    own = "http://127.0.0.1:%d" % server.server_address[1]
+    own = f"http://127.0.0.1:{server.server_address[1]}"
     assert asked(server, "/api/stop", "POST", body, X_Mixfl_Token=None)[0] == 403
     assert asked(server, "/api/stop", "POST", body, Origin="http://evil.example")[0] == 403
     assert asked(server, "/api/stop", "POST", body, Origin="null")[0] == 403

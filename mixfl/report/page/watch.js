@@ -20,7 +20,7 @@
       method: body ? "POST" : "GET", headers: { "X-Mixfl-Token": token },
       body: body && JSON.stringify(body), cache: "no-store",
     });
-    const content = answer.headers.get("Content-Type").startsWith("application/json")
+    const content = (answer.headers.get("Content-Type") || "").startsWith("application/json")
       ? await answer.json() : { error: await answer.text() };
     if (!answer.ok) throw Object.assign(new Error(content.error), { told: true });
     return content;
