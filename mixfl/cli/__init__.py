@@ -11,7 +11,7 @@ import traceback
 import click
 
 import mixfl
-from mixfl.cli import data, flower, paper, privacy, problems, results, training, watch
+from mixfl.cli import data, flower, models, paper, privacy, problems, results, training, watch
 from mixfl.cli.options import ALGORITHMS
 from mixfl.cli.process import connected, end, start_jax
 from mixfl.cli.terminal import print_table
@@ -34,6 +34,7 @@ for command in (
     paper.reproduce, paper.costs, paper.bounds, paper.dissimilarity,
     problems.check, problems.keys, problems.diagnose,
     watch.watch, results.report, results.plot, results.rewind, results.recommend, results.sample,
+    models.predict, models.export, models.card,
     data.data, flower.flower, privacy.privacy,
 ):  # fmt: skip
     cli.add_command(command)

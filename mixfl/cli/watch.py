@@ -18,7 +18,7 @@ LOOPBACK = "127.0.0.1"
               help="Address to listen on. Any other lets other machines in.")  # fmt: skip
 @click.option("--open", "opens", is_flag=True, help="Open the page in the browser.")
 def watch(folders, port, host, opens):
-    """Follow the runs below DIR (default: runs) on a page: curves, states, time left (docs/watch.md).
+    """Follow the runs below DIR (default: runs) on a page in your browser (docs/watch.md).
 
     Runs may be running or over, and come and go. Ctrl-C ends the page and no run.
     """

@@ -54,7 +54,7 @@ def a_document(word="word"):
 
 
 @pytest.fixture
-def opened(browser, tmp_path):
+def opened(browser, tmp_path):  # noqa: F811
     """Opens a page; at the end, nothing may have been complained of or asked for."""
     contexts, complaints = [], []
 

@@ -1,5 +1,6 @@
 """What `mixfl watch` knows about runs, and whom it tells."""
 
+import contextlib
 import fcntl
 import http.client
 import json
@@ -45,7 +46,7 @@ from mixfl.watch.runs_below import runs_below
 )
 def test_states(status, alive, state, tmp_path):
     path = a_run(tmp_path / "run", status)
-    held = locked(path) if alive else open(os.devnull)
+    held = locked(path) if alive else contextlib.nullcontext()
     with held:
         found = summary(path, 50)
     assert found["state"] == state
