@@ -13,6 +13,11 @@ from mixfl.tasks import task_in
 
 HEAD = ("task", "algorithm", "algorithm_from", "preset", "data", "version", "format")
 
+LIMITS = (
+    "The metrics are of the evaluation data of this run. They say nothing about other data, nor "
+    "about whom the model fails; write here what you know of that."
+)
+
 
 def card(path: Path) -> str:
     """Of a run that has been evaluated at least once."""
@@ -21,18 +26,18 @@ def card(path: Path) -> str:
         raise MixflError(f"{path} has no metrics yet: there is nothing to say about its model.")
     origin = _origin(path)
     algorithm = str(config.get("algorithm", ""))
+    name, version = escaped(NAMES.get(algorithm, algorithm)), escaped(config.get("version", "?"))
     lines = [
-        f"# {escaped(Path(task_in(config)).name)}, trained with {escaped(NAMES.get(algorithm, algorithm))}",
+        f"# {escaped(Path(task_in(config)).name)}, trained with {name}",
         "",
-        f"A model trained by mixed federated learning with mixfl {escaped(config.get('version', '?'))}: "
+        f"A model trained by mixed federated learning with mixfl {version}: "
         f"{_status(status, rows[-1], config)}.",
         *_data(config, origin),
         *_metrics(rows),
         *_privacy(config, rows[-1]),
         *_settings(config),
         *_made_with(origin),
-        *("", "## Limits", "", "The metrics are of the evaluation data of this run. They say nothing "
-          "about other data, nor about whom the model fails; write here what you know of that."),
+        "", "## Limits", "", LIMITS,
     ]  # fmt: skip
     return "\n".join(lines) + "\n"
 

@@ -204,8 +204,8 @@ def _cast(batch: Columns) -> Columns:
 def _refused(by: str, error: Exception) -> MixflError:
     lines = str(error).strip().splitlines()
     return MixflError(
-        f"{by} can't export this `predict`: {type(error).__name__}: {lines[0][:300] if lines else ''}."
-        " (It must take batches of any size: write x.shape[0], not len(x), and no `if` on it.)"
+        f"{by} can't export this `predict`: {type(error).__name__}: {''.join(lines[:1])[:300]}. "
+        "(It must take batches of any size: write x.shape[0], not len(x), and no `if` on it.)"
     )
 
 

@@ -116,9 +116,10 @@ def trained(path: Path, task: str | None = None, best: bool = False) -> Trained:
     if not (path / "config.toml").is_file():
         raise MixflError(f"{path} holds no run (no config.toml in it): give a run folder.")
     head, keys = read_config(path / "config.toml")
+    keys = {k: v for k, v in keys.items() if k not in DEPLOYED}
     planned = plan(
         task or head.get("task", ""), head.get("algorithm", ""), preset=head.get("preset"),
-        data=head.get("data"), config={k: v for k, v in keys.items() if k not in DEPLOYED}, given={},
+        data=head.get("data"), config=keys, given={},
     )  # fmt: skip
     problem = planned.problem
     like = jax.eval_shape(problem.init, jax.random.key(0))

@@ -5,6 +5,7 @@
     checkpoints/       Orbax; the newest few, and the one with the best model
     tensorboard/       the metrics as TensorBoard events
     mlflow.json        the run's id in MLflow, if it is tracked there
+    wandb.json         the run's id in Weights & Biases, if it is tracked there
     origin.json        the data, versions and machine that were used
     progress.json      how far a running run is, and the time left
     log.jsonl          when it started and ended, and the notes it gave

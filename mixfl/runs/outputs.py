@@ -15,8 +15,8 @@ from mixfl.runs.reading import read_metrics, read_status
 from mixfl.runs.sinks.base import Row, Sink, Sinks, Start
 from mixfl.runs.sinks.folder import InFolder
 from mixfl.runs.sinks.live import Live
-from mixfl.runs.sinks.mlflow import MakeSink
 from mixfl.runs.sinks.tensorboard import TensorBoard
+from mixfl.runs.sinks.trackers import MakeSink
 
 
 class Continue(NamedTuple):

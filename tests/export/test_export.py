@@ -196,7 +196,7 @@ def test_what_does_not_agree_is_not_written(made, tmp_path, monkeypatch):
         return lambda batch: {"p": 1.01 * model.outputs(batch)["p"]}
 
     monkeypatch.setitem(formats.WRITERS, "torch", wrong)
-    with pytest.raises(MixflError, match="differ from the model's by 0.01"):
+    with pytest.raises(MixflError, match=r"differ from the model's by 0\.01"):
         formats.export(model, "torch", tmp_path / "m.pt")
     assert list(tmp_path.iterdir()) == []
 
