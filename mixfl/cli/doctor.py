@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import click
+from rich.markup import escape
 
 from mixfl.cli.process import cores, start_jax
 from mixfl.cli.terminal import print_table
@@ -26,7 +27,7 @@ class Findings:
         self.broken = False
 
     def add(self, what: str, found: str, state: str = OK, advice: str = "") -> None:
-        self.lines.append([what, found, state])
+        self.lines.append([what, escape(found), state])  # [onnx] is no markup
         self.advice += [advice] if advice else []
         self.broken |= state == BROKEN
 
@@ -144,7 +145,9 @@ def _jax(found: Findings) -> None:
     from mixfl.process.compilation_cache import own_cache
 
     try:
-        found.add("compiled programs", str(jax.config.jax_compilation_cache_dir or own_cache()))
+        found.add(
+            "compiled programs", str(jax.config.values["jax_compilation_cache_dir"] or own_cache())
+        )
     except (MixflError, OSError) as error:
         found.add("compiled programs", "are not kept", NOTE,
                   f"Every start compiles anew ({error}): set XDG_CACHE_HOME to a folder of yours."

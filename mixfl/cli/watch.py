@@ -8,6 +8,10 @@ import click
 from mixfl.errors import MixflError
 
 LOOPBACK = "127.0.0.1"
+OUTSIDE = (
+    "Other machines can reach this page, and whoever has the address can stop runs. Nothing is "
+    "encrypted; `ssh -L` would be."
+)
 
 
 @click.command()
@@ -30,17 +34,14 @@ def watch(folders, port, host, opens):
         if not folder.is_dir():
             what = "is a file" if folder.exists() else "does not exist"
             raise MixflError(f"{folder} {what}: give a folder with runs (or where runs will be).")
-    with Server(Board([f.absolute() for f in folders]), host, port) as server:
-        click.echo(f"Watching {', '.join(map(str, folders))}: {server.address}")
-        if host not in (LOOPBACK, "localhost", "::1"):
-            click.echo(
-                "Other machines can reach this page, and whoever has the address can stop runs. "
-                "Nothing is encrypted; `ssh -L` would be.", err=True,
-            )  # fmt: skip
-        click.echo("Ctrl-C ends the page and no run.")
-        if opens:
-            webbrowser.open(server.address)
-        try:
+    try:
+        with Server(Board([f.absolute() for f in folders]), host, port) as server:
+            click.echo(f"Watching {', '.join(map(str, folders))}: {server.address}")
+            if host not in (LOOPBACK, "localhost", "::1"):
+                click.echo(OUTSIDE, err=True)
+            click.echo("Ctrl-C ends the page and no run.")
+            if opens:
+                webbrowser.open(server.address)
             server.serve_forever(poll_interval=0.2)
-        except KeyboardInterrupt:
-            click.echo()
+    except KeyboardInterrupt:
+        click.echo()

@@ -80,7 +80,8 @@ def _round_seconds(seconds: float) -> float:
 
 
 def _times(action, seconds: float) -> list[float]:
-    times, end = [], time.perf_counter() + seconds
+    times: list[float] = []
+    end = time.perf_counter() + seconds
     while not times or time.perf_counter() < end:
         begun = time.perf_counter()
         action()

@@ -26,7 +26,7 @@ TAIL = 1 << 16  # bytes
 
 def signature(path: Path) -> tuple:
     """Differs if anything that the page shows has changed."""
-    found = []
+    found: list[tuple[int, int, int] | None] = []
     for name in FILES:
         try:
             stat = os.stat(path / name)

@@ -76,7 +76,7 @@ def test_predict_reads_what_it_writes(ending, made, tmp_path, monkeypatch, capsy
 
 def test_predict_reads_a_store(made, tmp_path):
     store = tmp_path / "store"
-    mixfl.ClientData.from_arrays({"x": X[:6]}, client=np.arange(6) // 2).save(store)
+    mixfl.ClientData.from_arrays({"x": X[:6]}, client=np.arange(6) // 2).write(store)
     assert read_columns(store)["x"].shape == (6, 4)
 
 
@@ -252,7 +252,7 @@ def test_a_pytorch_model(tmp_path):
     [
         ("smile", ["image_size=8", "clients=10", "per_client=6"], "smiling"),
         ("text", ["clients=5", "per_client=4", "articles=30", "length=12"], "log_probs"),
-        ("movie", ["users=20", "movies=30", "per_user=20"], "scores"),
+        ("movie", ["users=20", "movies=50", "per_user=20"], "scores"),
     ],
 )
 def test_the_tasks(task, options, output, tmp_path, monkeypatch):

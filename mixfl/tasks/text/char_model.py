@@ -164,4 +164,5 @@ def predict(params: Any, batch: Any, table):
     # Not `hidden_states`, which looks at the size of the batch: an exported model takes any.
     h = _states(projected(params)[ids], params["gru"]["u"], params["gru"]["b_u"], 1)
     last = jnp.maximum((ids > 0).sum(0) - 1, 0)
-    return {"log_probs": jax.nn.log_softmax(output(params, h[last, jnp.arange(ids.shape[1])]))}
+    is_last = (jnp.arange(ids.shape[0])[:, None] == last)[..., None]  # no index: ONNX has none
+    return {"log_probs": jax.nn.log_softmax(output(params, jnp.where(is_last, h, 0).sum(0)))}
