@@ -206,6 +206,16 @@ def test_runs_are_ticked_compared_and_shown_on_a_log_axis(opened, tmp_path):
     expect(tab.locator("#details")).to_be_hidden()
 
 
+def test_a_run_that_explodes_does_not_hide_the_others(opened, tmp_path):
+    for k in range(3):
+        a_run(tmp_path / f"good{k}", {"status": "finished", "round": 5})
+    bad = a_run(tmp_path / "bad", {"status": "diverged", "round": 5}, rows=0)
+    (bad / "metrics.jsonl").write_text('{"round": 1, "eval/loss": 1e29}\n')
+    tab = opened(tmp_path)
+    until(tab, "document.querySelector('.chart').layout?.yaxis.range[1] === 1.5")
+    expect(tab.locator(".chart .annotation").filter(has_text="beyond: bad")).to_be_visible()
+
+
 def test_names_stay_text(opened, tmp_path):
     path = a_run(tmp_path / HOSTILE.replace("/", ""), {"status": "failed", "message": HOSTILE},
                  client_opt=HOSTILE)  # fmt: skip

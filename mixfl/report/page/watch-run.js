@@ -53,3 +53,14 @@ function differingKeys(configs) {
 }
 
 const shortTask = (task) => (task || "").split("/").pop().replace(/^python:/, "");
+
+// Where to cut a panel off, if a few lines go far beyond the others; null if none does.
+function cutOff(named) {
+  const lines = named.filter(([, values]) => values?.length);
+  const tops = lines.map(([, values]) => Math.max(...values));
+  const middle = [...tops].sort((a, b) => a - b)[Math.floor((tops.length - 1) / 2)];
+  const beyond = lines.filter((_, i) => tops[i] > 20 * middle).map(([name]) => name);
+  const below = lines.some(([, values]) => values.some((v) => v < 0));
+  if (!beyond.length || !(middle > 0) || below) return { cap: null, words: "" };
+  return { cap: 1.5 * middle, words: `beyond: ${beyond.slice(0, 3).join(", ")}${beyond.length > 3 ? ", ..." : ""}` };
+}

@@ -172,7 +172,9 @@
     drawn = state;
     plot.figure.lines = made;
     const used = metrics.map((_, p) => made.some((line) => line.panels[p]?.rounds.length));
-    plot.figure.panels = metrics.map((m) => ({ metric: m, title: withoutPrefix(m), cap: null, words: "" }));
+    plot.figure.panels = metrics.map((m, p) => ({
+      metric: m, title: withoutPrefix(m), ...cutOff(made.map((line) => [line.name, line.panels[p]?.mean])),
+    }));
     const area = document.querySelector(".chart");
     $("nothing").hidden = used.some(Boolean);
     area.hidden = !used.some(Boolean);
