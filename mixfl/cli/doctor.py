@@ -103,7 +103,7 @@ def _machine(found: Findings) -> None:
     count, load = cores(), os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     busy = load > 1.5 * count
     found.add("cores", f"{count} (load {load:.1f})", NOTE if busy else OK,
-              "Other programs keep the cores busy: rounds take longer, and the times are not this machine's best."
+              "Other programs keep the cores busy: times are not this machine's best."
               if busy else "")  # fmt: skip
     memory = _memory()
     if memory is not None:
