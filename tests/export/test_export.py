@@ -158,7 +158,10 @@ def test_predict_takes_state_and_frozen():
 # Formats
 
 
-@pytest.mark.parametrize("to", ["torch", "onnx", "jax-export", "safetensors"])
+ONNX = pytest.param("onnx", marks=pytest.mark.system)  # imports for seconds
+
+
+@pytest.mark.parametrize("to", ["torch", ONNX, "jax-export", "safetensors"])
 def test_what_is_exported_predicts_the_same(to, made, tmp_path, monkeypatch, capsys):
     pytest.importorskip({"torch": "torch", "onnx": "jax2onnx"}.get(to, "jax"))
     out = tmp_path / f"m{formats.ENDINGS[to]}"
@@ -247,6 +250,7 @@ def test_a_pytorch_model(tmp_path):
         formats.export(made, "onnx", tmp_path / "m.onnx")
 
 
+@pytest.mark.system
 @pytest.mark.parametrize(
     ("task", "options", "output"),
     [
