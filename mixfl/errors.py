@@ -49,6 +49,7 @@ class Interrupted(MixflError):
     exit_code = 130
     everywhere = True
     result: Any = None
+    on_request = False  # by a file in the run folder, not by a signal
 
 
 def unknown(kind: str, given: object, valid: Iterable[str]) -> MixflError:

@@ -49,7 +49,7 @@ pytest.register_assert_rewrite(
 SYSTEM = {
     "test_distributed", "test_exchange", "test_faults", "test_flower", "test_flower_poison",
     "test_kill", "test_members", "test_no_surprises", "test_page", "test_supervisor",
-    "test_sweeps", "test_trackers", "test_zoo",
+    "test_sweeps", "test_trackers", "test_wandb", "test_watch_page", "test_zoo",
 }  # fmt: skip
 NUMBERS = {
     "test_client_settings", "test_frozen", "test_participation", "test_populations",

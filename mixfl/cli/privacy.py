@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from mixfl.cli.groups import Suggesting
 from mixfl.cli.options import DP, JSON, begin, check_folder
 from mixfl.cli.process import start_jax
 from mixfl.cli.terminal import command_line
@@ -13,7 +14,7 @@ COUNT = click.IntRange(min=1)
 PROMISE = ("epsilon", "delta")
 
 
-@click.group(invoke_without_command=True)
+@click.group(cls=Suggesting, invoke_without_command=True)
 @click.option("--clients", type=COUNT, metavar="N", help="Clients in the population.")
 @click.option("--cohort", type=COUNT, metavar="S", help="Clients per round, on average.")
 @click.option("--rounds", type=COUNT, metavar="T", help="Rounds in which clients take part.")
