@@ -26,7 +26,7 @@ from mixfl.engine.auto import Forms
 from mixfl.engine.dispatch import Dispatched
 from mixfl.engine.summing import Population, Summed, finite
 from mixfl.errors import MixflError
-from mixfl.forms.over_rows import with_arranged_products
+from mixfl.forms.rewriting import with_fast_products
 from mixfl.problem import Problem
 from mixfl.settings import RATES, Settings
 
@@ -105,7 +105,7 @@ class Round:
 
     def _jit(self, function, specs, donate=None):
         if self.platform == "cpu" and self.settings.convolutions != "plain":
-            function = with_arranged_products(function)
+            function = with_fast_products(function)
         if self.host:
             return Dispatched(function)
         shardings = {}
