@@ -12,9 +12,9 @@ from typing import Any
 import jax
 from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
 
-from mixfl.forms import loop_weights, over_rows
+from mixfl.forms import loop_weights, over_rows, two_sums
 
-RULES = (over_rows.replacement, loop_weights.replacement)
+RULES = (over_rows.replacement, loop_weights.replacement, two_sums.replacement)
 
 
 def with_fast_products(function: Callable) -> Callable:
