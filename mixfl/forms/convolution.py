@@ -219,7 +219,7 @@ def dense(x, w, p):
             tiles = winograd.tiling(kernel, g.out, C, D)
         if tiles:
             return winograd.convolved(tiles, x, w)
-        if set(g.stride) == {1} and 1 < len(g.offsets) and D <= 2 * C:
+        if set(g.stride) == {1} and len(g.offsets) > 1 and D <= 2 * C:
             return unit(g, tuple(map(tuple, p["padding"])), inputs, w.reshape(-1, C, D))
         return gathered(g, x, w.reshape(-1, C, D))
     # A transposed convolution spreads each place of x over the kernel's places, backwards.
