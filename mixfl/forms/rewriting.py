@@ -74,7 +74,7 @@ def _same(new: Sequence, old: Sequence) -> bool:
 
 def renamed(made: Jaxpr, eqn: Any) -> list[Any]:
     """The operations of `made`, in place of an operation with the same inputs and outputs."""
-    names = dict(zip(made.invars, eqn.invars, strict=True))
+    names: dict[Any, Any] = dict(zip(made.invars, eqn.invars, strict=True))
     names |= dict(zip(made.outvars, eqn.outvars, strict=True))
 
     def named(variables):
