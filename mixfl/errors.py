@@ -50,6 +50,10 @@ class Interrupted(MixflError):
     everywhere = True
     result: Any = None
 
+    def _render_traceback_(self) -> list[str]:
+        """What a notebook shows in place of a traceback."""
+        return [f"Interrupted: {self} Here: `import sys; result = sys.last_value.result`."]
+
 
 def unknown(kind: str, given: object, valid: Iterable[str]) -> MixflError:
     """`unknown task 'simle'. Did you mean 'smile'?` and the list of all valid names."""

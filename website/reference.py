@@ -20,12 +20,12 @@ from mixfl.validation import expected, field_types
 
 # A name is in the first group whose modules its own module is one of, or below one of.
 GROUPS = {
-    "Data": ("mixfl.data",),
-    "Problems": ("mixfl.problem", "mixfl.randomness", "mixfl.client_evaluation"),
-    "Training": ("mixfl.runs", "mixfl.settings", "mixfl.privacy", "mixfl.process"),
-    "Algorithms": ("mixfl.algorithms",),
-    "Errors": ("mixfl.errors",),
-    "More": ("mixfl",),
+    "Data": ("mixfl.data.",),
+    "Problems": ("mixfl.problem.", "mixfl.randomness.", "mixfl.client_evaluation."),
+    "Training": ("mixfl.runs.", "mixfl.settings.", "mixfl.privacy.", "mixfl.process."),
+    "Algorithms": ("mixfl.algorithms.",),
+    "Errors": ("mixfl.errors.",),
+    "More": ("mixfl.",),
 }
 CONSTANTS = ("ALGORITHMS", "__version__")
 Text = Iterator[str]
@@ -48,8 +48,8 @@ def public_names() -> dict[str, list[str]]:
     for name in mixfl.__all__:
         if name in CONSTANTS:
             continue
-        module = mixfl._WHERE[name] + "."
-        group = next(g for g, own in GROUPS.items() if module.startswith(tuple(f"{m}." for m in own)))
+        module = f"{mixfl._WHERE[name]}."
+        group = next(g for g, own in GROUPS.items() if module.startswith(own))
         grouped[group].append(name)
     return {group: names for group, names in grouped.items() if names}
 
@@ -95,7 +95,9 @@ def methods(of: type) -> list[tuple[str, Any]]:
     """Those that are explained."""
     kinds = (classmethod, staticmethod, property)
     members = ((n, m) for n, m in vars(of).items() if not n.startswith("_"))
-    return [(n, m) for n, m in members if (inspect.isfunction(m) or isinstance(m, kinds)) and m.__doc__]
+    return [
+        (n, m) for n, m in members if (inspect.isfunction(m) or isinstance(m, kinds)) and m.__doc__
+    ]
 
 
 def signature(name: str, thing: Any) -> str:
@@ -128,9 +130,8 @@ def default(value: Any) -> str:
 
 def docstring(thing: Any) -> str:
     """Markdown as it is; examples after >>> as blocks of code; mentions of names as links."""
-    text = re.sub(r"((?:^>>> .*\n(?:.+\n?)*)+)", r"```pycon\n\1\n```\n", inspect.getdoc(thing) + "\n",
-                  flags=re.MULTILINE)  # fmt: skip
-    text = re.sub(r"\n+```\n", "\n```\n", text)
+    text = (inspect.getdoc(thing) or "") + "\n"
+    text = re.sub(r"^>>> (?:.+\n)+", r"```pycon\n\g<0>```\n", text, flags=re.MULTILINE)
     text = re.sub(r"`docs/(\w+)\.md`|\bdocs/(\w+)\.md\b", lambda m: _page(m[1] or m[2]), text)
     parts = text.split("```")
     parts[::2] = [re.sub(r"`(mixfl\.(\w+))[^`]*`", _mention, part) for part in parts[::2]]
@@ -152,8 +153,8 @@ def _mention(found: re.Match) -> str:
 def keys() -> Text:
     yield "# Keys\n"
     yield (
-        "The settings of a run: keyword arguments in Python, `--set key=value` on the command line, "
-        "lines of a TOML file. `mixfl keys TASK` also shows the values that a preset gives them, "
+        "The settings of a run: keyword arguments in Python, `--set key=value` in a command, lines "
+        "of a TOML file. `mixfl keys TASK` also shows the values that a preset gives them, "
         "and the keys of tasks. [Models](../models.md) and [runs](../runs.md) explain how they "
         "work together.\n"
     )
@@ -209,5 +210,3 @@ def walk(command: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...],
     for name, member in getattr(command, "commands", {}).items():
         if not member.hidden:
             yield from walk(member, (*path, name))
-
-
