@@ -8,6 +8,8 @@ import base64
 import hashlib
 import os
 import re
+import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -26,33 +28,36 @@ def notebooks() -> list[Path]:
 
 def executed(path: Path) -> Any:
     """The notebook with its outputs, from its last run if that is still true."""
-    kept = KEPT / f"{path.stem}-{_digest(path)}.ipynb"
+    kept = _kept(path)
     return nbformat.read(kept, as_version=4) if kept.exists() else execute(path)
 
 
-def execute(path: Path, folder: Path | None = None) -> Any:
+def execute(path: Path) -> Any:
     """Runs a notebook, in an empty folder. An error in a cell is an error here."""
-    import tempfile
-
     notebook = nbformat.read(path, as_version=4)
-    kept = KEPT / f"{path.stem}-{_digest(path)}.ipynb"
-    with tempfile.TemporaryDirectory() as own:
+    with tempfile.TemporaryDirectory() as folder:
         client = NotebookClient(
-            notebook, timeout=SECONDS, resources={"metadata": {"path": str(folder or own)}}
-        )
-        before = os.environ.get("PYTHONPATH")
-        os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *([before] if before else [])])
-        try:
-            client.execute()
-        finally:
-            os.environ.pop("PYTHONPATH")
-            if before:
-                os.environ["PYTHONPATH"] = before
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    for old in kept.parent.glob(f"{path.stem}-*.ipynb"):
+            notebook, timeout=SECONDS, resources={"metadata": {"path": folder}}
+        )  # fmt: skip
+        client.execute(env=_environment())
+    KEPT.mkdir(parents=True, exist_ok=True)
+    for old in KEPT.glob(f"{path.stem}-*.ipynb"):
         old.unlink()
-    nbformat.write(notebook, kept)
+    nbformat.write(notebook, _kept(path))
     return notebook
+
+
+def _environment() -> dict[str, str]:
+    """This tree's mixfl, in Python and as a command."""
+    before = os.environ.get("PYTHONPATH")
+    return os.environ | {
+        "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")]),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), *([before] if before else [])]),
+    }
+
+
+def _kept(path: Path) -> Path:
+    return KEPT / f"{path.stem}-{_digest(path)}.ipynb"
 
 
 def _digest(path: Path) -> str:
@@ -72,7 +77,7 @@ def page(notebook: Any, name: str) -> tuple[str, dict[str, bytes]]:
     stem = name.removesuffix(".ipynb")
     for number, cell in enumerate(notebook.cells):
         if cell.cell_type == "markdown":
-            parts.append(cell.source)
+            parts.append(re.sub(r"\]\((\w+)\.ipynb\)", r"](\1.md)", cell.source))
             continue
         parts.append(f"```python\n{cell.source}\n```")
         for at, output in enumerate(cell.outputs):
