@@ -34,7 +34,7 @@ def executed(path: Path) -> Any:
 
 def execute(path: Path) -> Any:
     """Runs a notebook, in an empty folder. An error in a cell is an error here."""
-    notebook = nbformat.read(path, as_version=4)
+    notebook, kept = nbformat.read(path, as_version=4), _kept(path)
     with tempfile.TemporaryDirectory() as folder:
         client = NotebookClient(
             notebook, timeout=SECONDS, resources={"metadata": {"path": folder}}
@@ -43,7 +43,7 @@ def execute(path: Path) -> Any:
     KEPT.mkdir(parents=True, exist_ok=True)
     for old in KEPT.glob(f"{path.stem}-*.ipynb"):
         old.unlink()
-    nbformat.write(notebook, _kept(path))
+    nbformat.write(notebook, kept)
     return notebook
 
 

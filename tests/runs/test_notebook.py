@@ -49,7 +49,9 @@ def test_a_notebook_is_told_from_a_terminal(cell, monkeypatch):
 
 
 def test_looking_for_a_notebook_imports_nothing():
-    code = "import sys, mixfl.runs.sinks.terminal as t; t.reporter(); print('IPython' in sys.modules)"
+    code = (
+        "import sys, mixfl.runs.sinks.terminal as t; t.reporter(); print('IPython' in sys.modules)"
+    )
     said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert said.stdout.strip() == "False"
 
