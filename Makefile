@@ -30,9 +30,10 @@ demo: .venv/ready
 	$(BIN)/mixfl compare smile --preset demo --algorithms fedavg,pt,1wgt,2wgt,oracle \
 		--out runs/demo --resume
 
-# The site, in build/site. Runs the tutorials, unless the tests have (build/tutorials).
+# The site, in build/site. Runs the tutorials, unless the tests have (build/tutorials); not with
+# `make docs DRAFT=1`.
 docs: .venv/docs
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	DRAFT=$(DRAFT) NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 	@echo "Open build/site/index.html"
 
 # Wheel and sdist, tried in a clean environment; PYTHONS="python3.12 python3.13" records them.

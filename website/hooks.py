@@ -7,6 +7,7 @@ and what pages link to outside docs/ becomes part of the site.
 import sys
 from pathlib import Path
 
+from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parents[1]
@@ -44,6 +45,16 @@ def on_files(files, config):
 
 def on_page_markdown(markdown, page, config, files):
     return links.on_the_site(markdown, page.file.src_uri)
+
+
+def on_post_build(config):
+    loaded = {
+        f"{page.name}: {address}"
+        for page in Path(config.site_dir).rglob("*.html")
+        for address in links.loaded_from_elsewhere(page.read_text(encoding="utf-8"))
+    }
+    if loaded:
+        raise PluginError(f"pages would load from other servers: {', '.join(sorted(loaded))}")
 
 
 def on_page_content(html, page, config, files):

@@ -62,6 +62,14 @@ def on_the_site(markdown: str, uri: str) -> str:
     return "".join(p if p.startswith("```") else LINK.sub(replaced, p) for p in parts)
 
 
+def loaded_from_elsewhere(html: str) -> list[str]:
+    """Addresses of other servers that a browser would ask by itself when it shows a page."""
+    return re.findall(
+        r"<(?:script|img|iframe|source|link (?!rel=.canonical))[^>]*?(?:src|href)=\"((?:https?:)?//[^\"]+)",
+        html,
+    )
+
+
 def _origin(uri: str) -> str:
     """Where a page is in the repository."""
     return next((name for name, page in ROOT_PAGES.items() if page == uri), f"docs/{uri}")

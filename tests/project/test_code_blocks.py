@@ -52,7 +52,8 @@ def test_marked_blocks_are_run_by_the_test_of_their_page(page):
             files = [TESTS / name for name in RUN_BY[page.name].split()]
             tests = "".join(file.read_text(encoding="utf-8") for file in files)
             assert page.name in tests, page
-            assert mark.split()[0] in tests, (page, mark)
+            every = "<!-- ([" in tests or "<!-- file (" in tests  # it runs all marked blocks
+            assert every or mark.split()[0] in tests, (page, mark)
 
 
 def given() -> dict:
@@ -133,17 +134,24 @@ def commands(page: Path) -> list[str]:
     return [part.strip() for line in lines + inline for part in re.split(r"&&|;|\|\s", line)]
 
 
-def options_of(command: click.Command) -> set[str]:
-    return {o for p in command.params for o in (*p.opts, *p.secondary_opts)} | {"--help", "-h"}
+def options_of(command: click.Command) -> dict[str, bool]:
+    """Each option: does it take a value?"""
+    found = {"--help": False, "-h": False, "--version": False}
+    for parameter in command.params:
+        flag = getattr(parameter, "is_flag", False) or getattr(parameter, "count", False)
+        found |= dict.fromkeys((*parameter.opts, *parameter.secondary_opts), not flag)
+    return found
 
 
 def check_mixfl(words: list[str]) -> None:
-    command, path = cli, "mixfl"
-    for word in words:
-        word = word.strip("[].,")
-        if word.startswith("-") and word not in ("-", "--"):
-            known = options_of(command) | ({"--version"} if command is cli else set())
+    command, path, value = cli, "mixfl", False
+    for word in (word.strip("[].,") for word in words):
+        if value:  # of the option before it
+            value = False
+        elif word.startswith("-") and word not in ("-", "--"):
+            known = options_of(command)
             assert word.partition("=")[0] in known, f"{path} has no option {word}"
+            value = known[word.partition("=")[0]] and "=" not in word
         elif isinstance(command, click.Group) and not word.isupper():
             assert word in command.commands, f"{path} has no command {word}"
             command, path = command.commands[word], f"{path} {word}"

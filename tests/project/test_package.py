@@ -16,6 +16,7 @@ from packaging.utils import canonicalize_name
 from benchmarks import package
 
 ROOT = Path(__file__).parents[2]
+WHEEL_BYTES = 1_200_000  # a third of it is plotly, for reports that need no network
 RECORD = json.loads(package.RECORD.read_text(encoding="utf-8"))
 
 
@@ -62,14 +63,14 @@ def test_few_packages_are_installed():
 
 
 def test_what_is_recorded_is_small():
-    assert RECORD["wheel_bytes"] < 1_000_000
+    assert RECORD["wheel_bytes"] < WHEEL_BYTES
     assert RECORD["sdist_bytes"] < 5_000_000
 
 
 @pytest.mark.system
 def test_wheel_and_sdist(tmp_path):
     wheel, sdist = package.built(tmp_path)
-    assert wheel.stat().st_size < 1_000_000
+    assert wheel.stat().st_size < WHEEL_BYTES
     assert sdist.stat().st_size < 5_000_000
     names = zipfile.ZipFile(wheel).namelist()
     assert "mixfl/py.typed" in names

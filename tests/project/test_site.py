@@ -92,6 +92,15 @@ def test_the_theme_loads_nothing_from_elsewhere():
     assert any("iframe-worker" in path for path in scripts)  # otherwise the plugin adds an address
 
 
+def test_what_a_browser_would_load_is_found():
+    html = '<a href="https://a.b">x</a><link rel="canonical" href="https://a.b"><img src="c.png">'
+    assert links.loaded_from_elsewhere(html) == []
+    html += (
+        '<script async src="https://unpkg.com/x"></script><link rel="stylesheet" href="//d.e/f">'
+    )
+    assert links.loaded_from_elsewhere(html) == ["https://unpkg.com/x", "//d.e/f"]
+
+
 # Tutorials
 
 
