@@ -15,6 +15,10 @@ ROOT_PAGES = {
     name: f"project/{name}" for name in ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md")
 }
 LINK = re.compile(r"(\]\()([^)\s#]+)((?:#[^)\s]*)?\))")
+LOADED = re.compile(
+    r"<(?:script|img|iframe|source|link (?!rel=.canonical))[^>]*?"
+    r'(?:src|href)="((?:https?:)?//[^"]+)'
+)
 FENCE = re.compile(r"(^```.*?^```[^\n]*$)", re.DOTALL | re.MULTILINE)
 
 
@@ -64,10 +68,7 @@ def on_the_site(markdown: str, uri: str) -> str:
 
 def loaded_from_elsewhere(html: str) -> list[str]:
     """Addresses of other servers that a browser would ask by itself when it shows a page."""
-    return re.findall(
-        r"<(?:script|img|iframe|source|link (?!rel=.canonical))[^>]*?(?:src|href)=\"((?:https?:)?//[^\"]+)",
-        html,
-    )
+    return LOADED.findall(html)
 
 
 def _origin(uri: str) -> str:
