@@ -201,7 +201,7 @@ def commands() -> Text:
         level = "##" if len(path) <= 2 else "###"
         name = " ".join(path)
         yield f"{level} {name} {{ #{'-'.join(path)} }}\n"
-        context = click.Context(command, info_name=name, max_content_width=88, terminal_width=88)
+        context = click.Context(command, info_name=name, max_content_width=80, terminal_width=80)
         yield f"```text\n{command.get_help(context)}\n```\n"
 
 
