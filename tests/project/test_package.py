@@ -30,10 +30,10 @@ def modules(name: str) -> int:
 
 def test_importing_loads_little():
     """JAX alone has more than a thousand modules; time can't be judged on a shared machine."""
-    assert modules("mixfl") < 30
+    assert modules("mixfl") < 60
     assert modules("mixfl.cli") < 300
     for found in RECORD["pythons"].values():
-        assert found["modules_of_mixfl"] < 30
+        assert found["modules_of_mixfl"] < 60
         assert found["modules_of_cli"] < 300
 
 
