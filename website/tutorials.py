@@ -40,7 +40,8 @@ def execute(path: Path) -> Any:
     notebook, kept = nbformat.read(path, as_version=4), _kept(path)
     with tempfile.TemporaryDirectory() as folder:
         client = NotebookClient(
-            notebook, timeout=SECONDS, resources={"metadata": {"path": folder}}
+            notebook, timeout=SECONDS, startup_timeout=SECONDS,
+            resources={"metadata": {"path": folder}},
         )  # fmt: skip
         client.execute(env=_environment())
     KEPT.mkdir(parents=True, exist_ok=True)
