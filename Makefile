@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo chromium nginx test test-system test-numbers test-flower test-chaos test-all check lint bench bench-peers growth lock clean
+.PHONY: demo docs package chromium nginx test test-system test-numbers test-flower test-chaos test-all check lint bench bench-peers growth lock clean
 
 # Installed once, and again when the project's files or the pinned versions change.
 .venv/ready: pyproject.toml constraints.txt
@@ -21,9 +21,24 @@ BIN := .venv/bin
 		--constraint constraints.txt --editable '.[dev,flower,huggingface]'
 	touch $@
 
+.venv/docs: .venv/complete
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+		--constraint constraints.txt --editable '.[dev,docs]'
+	touch $@
+
 demo: .venv/ready
 	$(BIN)/mixfl compare smile --preset demo --algorithms fedavg,pt,1wgt,2wgt,oracle \
 		--out runs/demo --resume
+
+# The site, in build/site. Runs the tutorials, unless the tests have (build/tutorials); not with
+# `make docs DRAFT=1`.
+docs: .venv/docs
+	DRAFT=$(DRAFT) NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "Open build/site/index.html"
+
+# Wheel and sdist, tried in a clean environment; PYTHONS="python3.12 python3.13" records them.
+package: .venv/ready
+	$(BIN)/python -m benchmarks.package $(PYTHONS)
 
 # For the tests of the report's page, which are skipped without it.
 chromium:
@@ -96,9 +111,9 @@ growth: .venv/ready
 	$(BIN)/python -m benchmarks.growth
 
 # Pin what is installed now: after changing the dependencies, in a fresh .venv.
-lock: .venv/complete
+lock: .venv/docs
 	$(BIN)/python -m pip freeze --exclude-editable | sed "s/+cpu$$//" > constraints.txt
-	touch .venv/ready .venv/complete
+	touch .venv/ready .venv/complete .venv/docs
 
 clean:
-	rm -rf .venv .bench runs .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .bench build runs .pytest_cache .mypy_cache .ruff_cache

@@ -51,6 +51,10 @@ class Interrupted(MixflError):
     result: Any = None
     on_request = False  # by a file in the run folder, not by a signal
 
+    def _render_traceback_(self) -> list[str]:
+        """What a notebook shows in place of a traceback."""
+        return [f"Interrupted: {self} Here: `import sys; result = sys.last_value.result`."]
+
 
 def unknown(kind: str, given: object, valid: Iterable[str]) -> MixflError:
     """`unknown task 'simle'. Did you mean 'smile'?` and the list of all valid names."""

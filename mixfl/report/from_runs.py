@@ -16,7 +16,7 @@ from mixfl.report.over_clients import parts as over_clients
 from mixfl.report.spent import parts as spent
 from mixfl.report.style import NAMES
 from mixfl.runs.folder import read_metrics, read_status
-from mixfl.runs.sinks.terminal import SHOWN
+from mixfl.runs.wording import SHOWN
 from mixfl.tasks import PYTHON, read_toml
 
 # Keys that decide how a run is computed, not what: trials of one setting may differ in them.
