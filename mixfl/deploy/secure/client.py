@@ -1,0 +1,168 @@
+"""A client's part of a round, as functions from state to state. The state can be stored as bytes.
+
+A round is entered once, and only with a number above that of the last one. In it, a client shares
+once, masks once and reveals once: of each neighbour one kind of share, and of nobody if fewer than
+the threshold survived. What it reveals is useless without what others reveal, and its own mask key
+stays with it. After it has revealed, its state of the round is gone.
+"""
+
+import secrets
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from mixfl.deploy.secure import graph, keys, ring, shamir
+from mixfl.deploy.secure.parts import (
+    LARGEST,
+    Advert,
+    Boxes,
+    Refused,
+    Roster,
+    Survivors,
+    from_bits,
+    packed,
+    parsed,
+    roster_digest,
+)
+
+READY, SHARED, MASKED = "ready", "shared", "masked"
+BOX = 2 * shamir.SHARE + keys.TAG
+
+
+class State(msgspec.Struct, frozen=True):
+    """Between two messages. Everything of it is secret."""
+
+    run: str
+    last: int = -1  # the last round that it took part in
+    stage: str = ""
+    seal: bytes = b""  # seeds of its keys
+    mask: bytes = b""
+    advert: Advert | None = None
+    round: int = -1
+    place: int = -1
+    own: bytes = b""  # the seed of its own mask
+    share: bytes = b""  # its share of that seed
+    digest: bytes = b""  # of the roster
+    clients: int = 0
+    peers: dict[int, tuple[bytes, bytes]] = {}  # neighbours' public keys
+    held: dict[int, tuple[bytes, bytes]] = {}  # neighbours' shares: own mask, pairwise masks
+
+
+def advertise(state: State, sign: keys.Sign | None = None) -> tuple[State, Advert]:
+    """Fresh keys for the next round. What is left of an earlier one is dropped."""
+    seal, mask = secrets.token_bytes(shamir.SEED), secrets.token_bytes(shamir.SEED)
+    advert = Advert(keys.public_key(seal), keys.public_key(mask))
+    if sign is not None:
+        advert = sign(state.run, advert)
+    return State(state.run, state.last, READY, seal, mask, advert), advert
+
+
+def share(
+    state: State, request: bytes, check: keys.Check | None = None, least: int = graph.LEAST
+) -> tuple[State, bytes]:
+    """Enters a round: seals the shares of its two seeds, a box for each neighbour."""
+    roster = parsed(request, Roster)
+    adverts, place, round = roster.adverts, roster.place, roster.round
+    if state.stage != READY or round <= state.last:
+        raise Refused(f"round {round}: this client took part in round {state.last} already, or it "
+                      "has no keys for another one.")  # fmt: skip
+    if not max(least, graph.LEAST) <= len(adverts) <= LARGEST:
+        raise Refused(
+            f"a roster of {len(adverts)} clients: at least {max(least, graph.LEAST)} are wanted."
+        )
+    if not 0 <= place < len(adverts) or adverts[place] != state.advert:
+        raise Refused("a roster in which this client's keys are not at its place.")
+    if len({key for a in adverts for key in (a.seal, a.mask)}) < 2 * len(adverts):
+        raise Refused("a roster with the same key twice.")
+    if check is not None:
+        check(state.run, adverts)
+    digest = roster_digest(state.run, round, adverts)
+    near = graph.neighbours(place, len(adverts), digest)
+    own = secrets.token_bytes(shamir.SEED)
+    threshold = graph.threshold(len(near) + 1)
+    every = [shamir.split(seed, threshold, len(near) + 1) for seed in (own, state.mask)]
+    private = keys.private_key(state.seal)
+    boxes = []
+    for i, peer in enumerate(near):
+        key = _box_key(private, adverts[peer].seal, digest, place, peer)
+        boxes.append(keys.sealed(key, every[0][i] + every[1][i]))
+    entered = State(
+        state.run, round, SHARED, state.seal, state.mask, state.advert, round, place, own,
+        every[0][-1], digest, len(adverts), {j: (adverts[j].seal, adverts[j].mask) for j in near},
+    )  # fmt: skip
+    return entered, packed(Boxes(boxes))
+
+
+def _box_key(private, other: bytes, digest: bytes, sender: int, receiver: int) -> bytes:
+    return keys.derived(keys.agreed(private, other), "box", digest, sender, receiver)
+
+
+def receive(state: State, request: bytes) -> State:
+    """Opens the boxes of its neighbours. Who sent none has dropped out."""
+    delivery = parsed(request, Boxes)
+    if state.stage != SHARED or state.held:
+        raise Refused("boxes, in a round in which this client has shared nothing, or twice.")
+    places = delivery.places
+    if len(set(places)) < len(places) or len(places) != len(delivery.boxes):
+        raise Refused("boxes of the same neighbour twice, or without one.")
+    if not set(places) <= set(state.peers):
+        raise Refused("boxes of somebody who is no neighbour.")
+    least = graph.threshold(len(state.peers) + 1)
+    if len(places) + 1 < least:
+        raise Refused(f"boxes of {len(places)} neighbours: at least {least - 1} are wanted.")
+    private, held = keys.private_key(state.seal), {}
+    for peer, box in zip(places, delivery.boxes, strict=True):
+        key = _box_key(private, state.peers[peer][0], state.digest, peer, state.place)
+        content = keys.opened(key, box)
+        if len(content) != 2 * shamir.SHARE:
+            raise Refused("a sealed box without two shares in it.")
+        held[peer] = content[: shamir.SHARE], content[shamir.SHARE :]
+    return msgspec.structs.replace(state, held=held)
+
+
+def mask(
+    state: State, broadcast: bytes, layout: ring.Layout, vector: Sequence[np.ndarray]
+) -> tuple[State, bytes]:
+    """Its vector with all masks, packed. `broadcast` is the digest of what it was sent: masks
+    cancel only among clients that were sent the same."""
+    if state.stage != SHARED or not state.held:
+        raise Refused("a masked vector, in a round in which this client has shared nothing, or a "
+                      "second time.")  # fmt: skip
+    masked = [np.array(a) for a in vector]
+    ring.checked(masked, layout)
+    ring.add_mask(masked, layout, own_key(state.own, state.digest, broadcast, layout))
+    private = keys.private_key(state.mask)
+    for peer in state.held:
+        key = pair_key(private, state.peers[peer][1], state.digest, broadcast, layout)
+        ring.add_mask(masked, layout, key, 1 if peer > state.place else -1)
+    return msgspec.structs.replace(state, stage=MASKED), ring.pack(masked, layout)
+
+
+def own_key(seed: bytes, digest: bytes, broadcast: bytes, layout: ring.Layout) -> bytes:
+    return keys.derived(seed, "own", digest, broadcast, layout)
+
+
+def pair_key(private, other: bytes, digest: bytes, broadcast: bytes, layout: ring.Layout) -> bytes:
+    return keys.derived(keys.agreed(private, other), "pair", digest, broadcast, layout)
+
+
+def reveal(state: State, request: bytes) -> tuple[State, bytes]:
+    """For each neighbour that shared, in order, and itself: the share of its own mask's seed if it
+    survived, that of its pairwise masks' seed if not."""
+    asked = parsed(request, Survivors)
+    if state.stage != MASKED or asked.round != state.round:
+        raise Refused(f"shares of round {asked.round}, in which this client has sent nothing, or a "
+                      "second time.")  # fmt: skip
+    alive = from_bits(asked.bits, state.clients)
+    least = graph.threshold(state.clients)
+    if len(alive) < least:
+        raise Refused(f"{len(alive)} survivors of {state.clients}: at least {least} are wanted.")
+    if state.place not in alive:
+        raise Refused("shares from a client that is said to have dropped out.")
+    if alive & set(state.peers) - set(state.held):
+        raise Refused("a survivor that has shared nothing.")
+    shares = {peer: both[peer not in alive] for peer, both in state.held.items()}
+    shares[state.place] = state.share
+    revealed = b"".join(shares[place] for place in sorted(shares))
+    return State(state.run, state.last), revealed
