@@ -134,6 +134,9 @@ class Settings:
     trim: Annotated[float, Meta(ge=0, lt=0.5)] = key(
         0.2, "share of clients that trimmed-mean leaves out at each end, and krum in all"
     )
+    upload: Literal["float32", "bfloat16", "int16", "int8", "int4", "int2"] = key(
+        "float32", "how clients send their changes; int8: codes of 8 bits, unbiased (docs/wire.md)"
+    )
     tables: Literal["auto", "rows", "dense"] = key(
         "auto", "tables at clients: rows (their own only), dense; auto: rows where exact"
     )

@@ -36,6 +36,7 @@ class Step:
     both = False  # encode changes u_i itself, where it stands beside p_i u_i
     random = False  # draws at random at the client: encode gets a key of its own
     private = False  # what it releases is all that may be told about the clients
+    coder = False  # what is sent are codes: `coded` at the client, then `taken` at the server
 
     def init(self, x: Any, population: int) -> Any:
         """The state before the first round, of one population. `x` is the model, or its shapes."""
@@ -43,6 +44,15 @@ class Step:
 
     def told(self, state: Any) -> Any:
         return ()
+
+    def bound(self, told: Any) -> Any:
+        """The norm to which it shortens every client's own part, and the factor of gradients beside
+        it. None if there is none."""
+        return None
+
+    def within(self, state: Any, told: Any, bound: Any) -> Any:
+        """What is told, knowing another step's bound."""
+        return told
 
     def encode(self, told: Any, summand: Any, key: Any) -> tuple[Any, Any]:
         """The code and the report of one client."""
@@ -110,7 +120,12 @@ class Chain(Step):
         return tuple(step.init(x, population) for step in self.steps)
 
     def told(self, state):
-        return tuple(map(lambda step, *a: step.told(*a), self.steps, state))
+        told = list(map(lambda step, *a: step.told(*a), self.steps, state))
+        for bound in filter(None, map(lambda step, *a: step.bound(*a), self.steps, told)):
+            told = [
+                step.within(s, t, bound) for step, s, t in zip(self.steps, state, told, strict=True)
+            ]
+        return tuple(told)
 
     def encode(self, told, summand, key):
         reports = []
@@ -118,8 +133,8 @@ class Chain(Step):
             own = folded(key, i) if step.random else None
             summand, report = step.encode(told_i, summand, own)
             reports.append(report)
-        if not all(step.both for step in self.steps) and summand.unweighted is not None:
-            summand = summand._replace(unweighted=unweighted(summand))
+            if not step.both and summand.unweighted is not None:
+                summand = summand._replace(unweighted=unweighted(summand))
         return summand, tuple(reports)
 
     def bad(self, report):

@@ -74,6 +74,9 @@ class Private(Step):
     def told(self, state):
         return state.clip, state.scale
 
+    def bound(self, told):
+        return told
+
     def encode(self, told, summand: Sums, key):
         clip, scale = told
         own, more = (_squared(tree) for tree in (summand.weighted, summand.grads))
