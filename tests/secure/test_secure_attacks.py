@@ -34,7 +34,7 @@ def test_both_kinds_of_shares_are_not_to_be_had():
     with pytest.raises(Refused, match="a second time"):
         client.reveal(state, survivors(cohort, range(4)))
     kept = msgspec.msgpack.encode(state)
-    own, pairwise = cohort.states[0].held[3]
+    own, pairwise = cohort.states[0].entered.held[3]
     assert own in first
     assert pairwise not in first
     assert own not in kept
@@ -48,7 +48,7 @@ def test_who_tells_clients_different_things_gets_neither_seed():
     found = {"own": set(), "pairwise": set()}
     for i in set(range(6)) - {4}:
         alive = set(range(6)) if i % 2 else set(range(6)) - {4}
-        own, pairwise = cohort.states[i].held[4]
+        own, pairwise = cohort.states[i].entered.held[4]
         _, shares = client.reveal(cohort.states[i], survivors(cohort, alive))
         assert (own in shares) != (pairwise in shares)
         found["own" if own in shares else "pairwise"].add(i)
