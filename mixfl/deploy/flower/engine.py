@@ -26,13 +26,17 @@ from mixfl.aggregation.wire import Sent, restored, sent
 from mixfl.algorithms.contract import Algorithm, Batches, ClientFeed, Recipe, Sums
 from mixfl.algorithms.marks import known_marks
 from mixfl.algorithms.origin import with_rates
+from mixfl.deploy.flower import secure_sums
 from mixfl.deploy.flower.config import Deployment, check_deployable
 from mixfl.deploy.flower.exchange import Exchange, padded
 from mixfl.deploy.flower.link import Link, link_to
 from mixfl.deploy.flower.members import Members
+from mixfl.deploy.flower.messages import Rejected
 from mixfl.deploy.flower.no_loss import NoLoss
 from mixfl.deploy.flower.nodes import Nodes
 from mixfl.deploy.flower.replies import Clock
+from mixfl.deploy.flower.secure_exchange import SecureRounds
+from mixfl.deploy.flower.secure_sums import Coding, secure_chain
 from mixfl.engine.auto import Forms, choose_forms, model_shapes, resolved
 from mixfl.engine.base import KeepsNothing, Progress, RoundBytes, RoundResult
 from mixfl.engine.feeding import Draws
@@ -75,7 +79,7 @@ class DeployedEngine(KeepsNothing):
         self.clock, self.note = clock, note
         self.algorithm = recipe.build(problem, self.s)
         check_deployable(recipe, self.algorithm)
-        self.aggregation = chain(self.s)
+        self.aggregation = secure_chain(self.s) if d.secure else chain(self.s)
         self.forms = self._rows_only(
             choose_forms(
                 problem,
@@ -91,6 +95,8 @@ class DeployedEngine(KeepsNothing):
         self.nodes = Nodes(
             link_to(grid, clock), problem, self.s, d, self.forms.tables, self.members, clock, note
         )
+        self.secure = SecureRounds(self.nodes) if d.secure else None
+        self.stop = 0  # the run's last round
         self.programs: dict[Algorithm, Programs] = {}
         self.bytes = RoundBytes(0.0, 0.0)  # of the last round
         self.failures = 0  # failed rounds in a row
@@ -129,6 +135,7 @@ class DeployedEngine(KeepsNothing):
             every = enumerate(state.aggregation)
             renewed = tuple(self.aggregation.renewed(state_j, j) for j, state_j in every)
             state = state._replace(aggregation=renewed)
+        self.stop = stop
         for t in range(start, stop):
             state, info = self._round(t, state)
             yield RoundResult(t + 1, state, info)
@@ -141,6 +148,8 @@ class DeployedEngine(KeepsNothing):
             central = programs.central(state.algorithm, drawn, rates)
             after, info = programs.update(state.algorithm, [], [], central, rates)
             return state._replace(algorithm=after), {**info, "clients/rejected": 0}
+        if self.secure is not None:
+            return self._secure_round(t, state, programs, drawn, rates)
         cohorts = self.nodes.cohorts(t)
         broadcasts = programs.broadcast(state.algorithm, drawn, rates)
         told = programs.told(state.aggregation)
@@ -165,6 +174,49 @@ class DeployedEngine(KeepsNothing):
             aggregation.append(after_j)
             for name, count in counts_j.items():
                 counts[name] = counts.get(name, 0) + int(count)
+        after, info = programs.update(state.algorithm, broadcasts, sums, central, rates)
+        return State(after, tuple(aggregation)), self._published({**info, **counts})
+
+    def _secure_round(
+        self, t: int, state: State, programs: Programs, drawn, rates
+    ) -> tuple[State, dict[str, Any]]:
+        """As a round, but the server gets nothing but sums."""
+        assert self.secure is not None
+        now = self.secure.round(t)
+        broadcasts = programs.broadcast(state.algorithm, drawn, rates)
+        told = programs.told(state.aggregation)
+
+        def coding(j: int, told_j, clients: int) -> Coding:
+            s, like = self.s.of(self.problem.populations[j]), programs.summands[j]
+            asked = secure_sums.Asked(
+                secure_sums.BITS[s.upload], like.unweighted is not None, like.by_steps.shape[0]
+            )
+            return Coding(s, programs.like[j], told_j[-1], clients, asked)
+
+        more = t + 1 < self.stop and self.algorithm.at(t + 1).feed.clients
+        following = self.nodes.cohorts(t + 1) if more else [[] for _ in told]
+        now.push(broadcasts, told, rates, coding, following)
+        central = jax.block_until_ready(programs.central(state.algorithm, drawn, rates))
+        now.pull()
+        totals = [] if now.short else now.unmask()
+        found = []
+        for j, total in enumerate(totals if not now.short else []):
+            try:
+                clients = len(now.prepared.groups[j].round.alive)
+                found.append(now.codings[j].sums(total, clients))
+            except Rejected as rejected:
+                now.short.append(f"'{self.problem.populations[j].name}': {rejected}")
+        self.bytes, counts = now.bytes(), now.counted()
+        self.members.save()
+        if now.short:
+            self._failed(t, now.short)
+            return state, {**self._published(counts), "rounds/failed": 1, "finite": True}
+        self.failures, aggregation = 0, []
+        for (_, levels, saturated), state_j in zip(found, state.aggregation, strict=True):
+            counts["clients/saturated"] = counts.get("clients/saturated", 0) + saturated
+            ranges: Any = self.aggregation.steps[-1]
+            aggregation.append((*state_j[:-1], ranges.after(state_j[-1], levels)))
+        sums = [sums_j for sums_j, _, _ in found]
         after, info = programs.update(state.algorithm, broadcasts, sums, central, rates)
         return State(after, tuple(aggregation)), self._published({**info, **counts})
 
