@@ -85,11 +85,24 @@ def test_a_vector_is_masked_once():
     state = client.receive(cohort.states[0], boxes)
     with pytest.raises(Refused, match="twice"):
         client.receive(state, boxes)
-    state, _ = client.mask(state, BROADCAST, LAYOUT, given)
+    state, _ = client.mask(state, 0, BROADCAST, LAYOUT, given)
     with pytest.raises(Refused, match="a second time"):
-        client.mask(state, b"another model", LAYOUT, given)
+        client.mask(state, 1, b"another model", LAYOUT, given)
     with pytest.raises(Refused, match="shared nothing, or twice"):
         client.receive(state, boxes)
+
+
+def test_a_training_round_is_sent_once():
+    """Rounds of secure aggregation are tries of a training round. After a vector was sent, there
+    is no other try, with other clients or another model."""
+    cohort = masked()
+    again = Cohort(4, states=cohort.states, round=1)
+    again.share()
+    state = client.receive(again.states[0], again.server.deliver(LAYOUT, BROADCAST)[0])
+    (given,) = vectors(1)
+    with pytest.raises(Refused, match=r"training round 0: .* already"):
+        client.mask(state, 0, BROADCAST, LAYOUT, given)
+    client.mask(state, 1, BROADCAST, LAYOUT, given)
 
 
 @pytest.mark.parametrize("others", [{0}, {0, 1}], ids=str)
@@ -278,4 +291,4 @@ def test_the_layout_is_checked():
     cohort.share()
     state = client.receive(cohort.states[0], cohort.server.deliver(LAYOUT, BROADCAST)[0])
     with pytest.raises(ValueError, match="expected a vector of the layout"):
-        client.mask(state, BROADCAST, LAYOUT, ring.zeros(LAYOUT[:2]))
+        client.mask(state, 0, BROADCAST, LAYOUT, ring.zeros(LAYOUT[:2]))

@@ -100,7 +100,7 @@ def test_what_masking_adds_to_the_bytes():
     boxes = cohort.server.deliver(LAYOUT, b"")[0]
     assert len(boxes) <= 54 * n + 10
     state = client.receive(cohort.states[0], boxes)
-    state, masked = client.mask(state, b"", LAYOUT, given[0])
+    state, masked = client.mask(state, 0, b"", LAYOUT, given[0])
     assert len(masked) == len(ring.pack(given[0], LAYOUT)) == ring.size(LAYOUT)
 
 

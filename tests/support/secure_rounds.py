@@ -46,7 +46,9 @@ class Cohort:
         for i in sorted(set(messages) - set(dropped)):
             received = client.receive(self.states[i], messages[i])
             digest = (broadcast or {}).get(i, BROADCAST)
-            self.states[i], masked = client.mask(received, digest, self.layout, given[i])
+            self.states[i], masked = client.mask(
+                received, self.server.round, digest, self.layout, given[i]
+            )
             self.server.take_masked(i, masked)
 
     def reveal(self, dropped=()):

@@ -245,10 +245,13 @@ class DeployedEngine(KeepsNothing):
     def _failed(self, t: int, short: list[str]) -> None:
         seconds = min(2.0 ** min(self.failures, 10), LONGEST_PAUSE)
         self.failures += 1
+        why = "two thirds of a cohort wanted (secure)"
+        if self.secure is None:
+            least = ", ".join(map(str, dict.fromkeys(self.nodes.least)))
+            why = f"at least {least} wanted (min_replies)"
         self.note(
-            f"round {t + 1} is skipped: good replies from {', '.join(short)}, at least "
-            f"{', '.join(map(str, dict.fromkeys(self.nodes.least)))} wanted (min_replies); going "
-            f"on in {seconds:.0f} s"
+            f"round {t + 1} is skipped: good replies from {', '.join(short)}, {why}; going on in "
+            f"{seconds:.0f} s"
         )
         self.clock.sleep(seconds)
 

@@ -16,7 +16,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from mixfl.deploy.flower.asking import Asked, Asking
-from mixfl.deploy.flower.messages import NONE, Rejected, only_rejected, task
+from mixfl.deploy.flower.messages import Rejected, only_rejected, task
 from mixfl.deploy.flower.nodes import Node, Nodes
 from mixfl.deploy.flower.reply_limits import Bounds, bounds
 from mixfl.deploy.flower.secure_node import FORMAT, RECORD, digest
@@ -94,6 +94,7 @@ class SecureRounds:
         self.nodes = nodes
         self.adverts: dict[int, Advert] = {}  # of nodes, for their next round
         self.prepared: Prepared | None = None
+        self.tries = 0  # rosters so far: a round may need a second one
 
     def round(self, t: int) -> "SecureRound":
         """A round whose clients have shared."""
@@ -144,16 +145,17 @@ class SecureRound:
     def _keep_advert(self, node: Node, content: RecordDict) -> None:
         self.rounds.adverts[node.id] = parsed(_bytes(content, "advert"), Advert)
 
-    def _rosters(self, t: int, cohorts: list[list[Node]]) -> list[Group]:
-        groups = []
+    def _rosters(self, cohorts: list[list[Node]]) -> list[Group]:
+        groups, self.rounds.tries = [], self.rounds.tries + 1
         for nodes in cohorts:
             there = [node for node in nodes if node.id in self.rounds.adverts]
+            run = str(self.nodes.link.run_id())
             adverts = [self.rounds.adverts.pop(node.id) for node in there]
-            groups.append(Group(there, Round(str(self.nodes.link.run_id()), t, adverts)))
+            groups.append(Group(there, Round(run, self.rounds.tries, adverts)))
         return groups
 
     def share(self, cohorts: list[list[Node]]) -> Prepared:
-        groups = self._rosters(self.t, cohorts)
+        groups = self._rosters(cohorts)
         stage = self._stage(PATIENCE)
         for j, group in enumerate(groups):
             for place, node in enumerate(group.nodes):
@@ -166,34 +168,40 @@ class SecureRound:
     # Training
 
     def push(
-        self, broadcasts, told, rates: Mapping[str, float], coding: Callable[[int, Any, int], Coding],
-        next_cohorts: list[list[Node]],
+        self, broadcasts, told, rates: Mapping[str, float],
+        coding: Callable[[int, Any, int], Coding], next_cohorts: list[list[Node]],
     ) -> None:  # fmt: skip
         """`coding`: population, what it is told, clients -> the form of its vectors. Asks for the
         keys of the next round's clients, too."""
         self.next = next_cohorts
         stage = self._stage(self.nodes.d.round_deadline, self._trained)
+        tasks, deliveries = [], []
         for j, group in enumerate(self.prepared.groups):
             broadcast, told_j = jax.tree.map(np.asarray, (broadcasts[j], told[j]))
-            what = task(self.t, broadcast, {}, told_j, rates, self.nodes.frozen)
+            tasks.append(task(self.t, broadcast, {}, told_j, rates, self.nodes.frozen))
             self.codings.append(coding(j, told_j, max(1, len(group.nodes))))
-            layout = self.codings[-1].layout
             try:
-                boxes = group.round.deliver(layout, digest(what))
+                boxes = group.round.deliver(self.codings[j].layout, digest(tasks[j]))
+                deliveries.append(boxes)
             except TooFew as few:
                 self.short.append(f"'{stage.name(j)}': {few}")
-                continue
-            most = bounds([("masked", ring.size(layout))])
-            most = most._replace(text=most.text + 1024)
-            form = self.codings[-1].asked._asdict()
-            for place, delivery in boxes.items():
-                content = RecordDict({**what, RECORD: ConfigRecord({**form, "boxes": delivery})})
-                job = Job(most, lambda c, g=group, p=place: self._take_masked(g, p, c), True)
-                stage.ask(Asked(group.nodes[place], j, place, job), "train", content)
-        if not self.short:
-            busy = {node.id for group in self.prepared.groups for node in group.nodes}
-            idle = [[n for n in nodes if n.id not in busy] for nodes in next_cohorts]
-            self._ask_keys(stage, idle, counts=False)
+        if self.short:
+            return
+        for j, boxes in enumerate(deliveries):
+            self._send(stage, j, tasks[j], boxes)
+        busy = {node.id for group in self.prepared.groups for node in group.nodes}
+        idle = [[n for n in nodes if n.id not in busy] for nodes in next_cohorts]
+        self._ask_keys(stage, idle, counts=False)
+
+    def _send(self, stage: Stage, j: int, what: RecordDict, boxes: dict[int, bytes]) -> None:
+        group, coding = self.prepared.groups[j], self.codings[j]
+        most = bounds([("masked", ring.size(coding.layout))])
+        most = most._replace(text=most.text + 1024)
+        for place, delivery in boxes.items():
+            request = ConfigRecord({**coding.asked._asdict(), "boxes": delivery})
+            job = Job(most, lambda c, g=group, p=place: self._take_masked(g, p, c), True)
+            content = RecordDict({**what, RECORD: request})
+            stage.ask(Asked(group.nodes[place], j, place, job), "train", content)
 
     def _wanted(self, j: int, group: Group) -> int:
         return max(min(self.nodes.wanted[j], len(group.nodes)), group.round.threshold)
@@ -229,7 +237,7 @@ class SecureRound:
 
     def unmask(self) -> list[ring.Vector]:
         """The sums of all populations. With fewer shares than that needs, none: see `short`."""
-        following = self._rosters(self.t + 1, self.next)
+        following = self._rosters(self.next)
         if any(len(g.nodes) < LEAST for g in following):
             following = []
         groups = self.prepared.groups

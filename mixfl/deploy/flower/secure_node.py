@@ -64,16 +64,20 @@ def answer(content: RecordDict, context: Context) -> RecordDict:
 
 def train(trained: Any, content: RecordDict, context: Context) -> RecordDict:
     """`trained` is this node's Client. The boxes are opened before anything is computed."""
+    from mixfl.deploy.flower import messages  # needs JAX
+
     request = _request(content)
     form = [request.get(name) for name in ("bits", "both", "steps")]
     if list(map(type, form)) != [int, bool, int]:
         raise Refused("a request to train without saying in which form.")
     state = client.receive(loaded(context), request.get("boxes"))
     assert state.entered is not None
+    round = messages.config(content, "train", round=int)[0]
+    client.check_training(state, round)
     layout, vector = trained.secured(content, state.entered.clients, *form)
     if vector is None:
         return layout
-    state, masked = client.mask(state, digest(content), layout, vector)
+    state, masked = client.mask(state, round, digest(content), layout, vector)
     state, advert = client.advertise(state, sign(context.node_config))
     stored(context, state)
     array = Array("uint8", (len(masked),), FORMAT, masked)

@@ -59,6 +59,7 @@ class State(msgspec.Struct, frozen=True):
 
     run: str
     last: int = -1  # the last round that it took part in
+    trained: int = -1  # the last training round of which it sent a vector
     fresh: Keys | None = None  # for the next one
     entered: Entered | None = None
 
@@ -109,7 +110,7 @@ def share(
         round, SHARED, fresh, place, own, every[0][-1], digest, len(adverts),
         {j: (adverts[j].seal, adverts[j].mask) for j in near},
     )  # fmt: skip
-    return State(state.run, round, None, entered), packed(Boxes(boxes))
+    return State(state.run, round, state.trained, None, entered), packed(Boxes(boxes))
 
 
 def _box_key(private, other: bytes, digest: bytes, sender: int, receiver: int) -> bytes:
@@ -140,10 +141,12 @@ def receive(state: State, request: bytes) -> State:
 
 
 def mask(
-    state: State, broadcast: bytes, layout: ring.Layout, vector: Sequence[np.ndarray]
+    state: State, trained: int, broadcast: bytes, layout: ring.Layout, vector: Sequence[np.ndarray]
 ) -> tuple[State, bytes]:
-    """Its vector with all masks, packed. `broadcast` is the digest of what it was sent: masks
-    cancel only among clients that were sent the same."""
+    """Its vector with all masks, packed. `trained` is the training round, of which there may be
+    several tries; it sends one vector at most. `broadcast` is the digest of what it was sent:
+    masks cancel only among clients that were sent the same."""
+    check_training(state, trained)
     now = state.entered
     if now is None or now.stage != SHARED or not now.held:
         raise Refused("a masked vector, in a round in which this client has shared nothing, or a "
@@ -155,7 +158,14 @@ def mask(
     for peer in now.held:
         key = pair_key(private, now.peers[peer][1], now.digest, broadcast, layout)
         ring.add_mask(masked, layout, key, 1 if peer > now.place else -1)
-    return replace(state, entered=replace(now, stage=MASKED)), ring.pack(masked, layout)
+    sent = replace(state, trained=trained, entered=replace(now, stage=MASKED))
+    return sent, ring.pack(masked, layout)
+
+
+def check_training(state: State, trained: int) -> None:
+    if trained <= state.trained:
+        raise Refused(f"training round {trained}: this client has sent its vector of round "
+                      f"{state.trained} already.")  # fmt: skip
 
 
 def own_key(seed: bytes, digest: bytes, broadcast: bytes, layout: ring.Layout) -> bytes:
