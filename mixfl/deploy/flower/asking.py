@@ -85,12 +85,16 @@ class Asking:
                 clock.sleep(min(pause(len(self.outstanding)), left))
         for message, asked in self.outstanding.items():
             self.nodes.link.abandon(message)
-            if self.full(asked):
-                self.count["clients/surplus"] += 1
-            else:
-                self.reject(asked, Rejected("late", "no reply before the deadline"))
+            self.missing(asked)
         self._judge()
         self.nodes.link.sweep()
+
+    def missing(self, asked: Asked) -> None:
+        """No reply came from it."""
+        if self.full(asked):
+            self.count["clients/surplus"] += 1
+        else:
+            self.reject(asked, Rejected("late", "no reply before the deadline"))
 
     def _look(self) -> None:
         """Takes the replies that have arrived, each up to its allowed size."""

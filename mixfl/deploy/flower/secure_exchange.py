@@ -1,7 +1,8 @@
 """The server's part of rounds under secure aggregation: two exchanges with the nodes per round.
 
-    train    the broadcast, and the boxes for each client  ->  masked vectors, keys for the next round
-    unmask   who survived, and the next round's roster     ->  shares, boxes for the next round
+    train    the broadcast, and the boxes for each client  ->  masked vectors
+    unmask   who survived, and the next round's roster     ->  shares, boxes for the next round,
+                                                               keys for the round after that
 
 Clients of the next cohort that have no keys yet are asked for them while the others train. Before
 the first round, and after a round in which that did not work, keys and shares are asked for on
@@ -79,7 +80,11 @@ class Stage(Asking):
             raise Rejected("malformed", str(refused)) from None
 
     def full(self, asked: Asked) -> bool:
-        return self.complete()
+        return asked.like.counts and self.complete()
+
+    def missing(self, asked: Asked) -> None:
+        if asked.like.counts or not self.complete():
+            super().missing(asked)
 
     def reject(self, asked: Asked, rejected: Rejected) -> None:
         super().reject(asked, rejected)
@@ -160,10 +165,14 @@ class SecureRound:
         for j, group in enumerate(groups):
             for place, node in enumerate(group.nodes):
                 request = RecordDict({RECORD: ConfigRecord({"roster": group.round.roster(place)})})
-                job = Job(SMALL, lambda c, g=group, p=place: _take_boxes(g, p, c), True)
+                job = Job(SMALL, lambda c, g=group, p=place: self._take_boxes(g, p, c), True)
                 stage.ask(Asked(node, j, place, job), "query", request)
         stage.pull()
         return Prepared(self.t, cohorts, groups)
+
+    def _take_boxes(self, group: Group, place: int, content: RecordDict) -> None:
+        group.round.take_boxes(place, _bytes(content, "boxes"))
+        self._keep_advert(group.nodes[place], content)
 
     # Training
 
@@ -189,9 +198,7 @@ class SecureRound:
             return
         for j, boxes in enumerate(deliveries):
             self._send(stage, j, tasks[j], boxes)
-        busy = {node.id for group in self.prepared.groups for node in group.nodes}
-        idle = [[n for n in nodes if n.id not in busy] for nodes in next_cohorts]
-        self._ask_keys(stage, idle, counts=False)
+        self._ask_keys(stage, next_cohorts, counts=False)
 
     def _send(self, stage: Stage, j: int, what: RecordDict, boxes: dict[int, bytes]) -> None:
         group, coding = self.prepared.groups[j], self.codings[j]
@@ -221,7 +228,6 @@ class SecureRound:
         self.stages[-1].count["clients/accepted"] += 1
         node = group.nodes[place]
         self.nodes.good(node)
-        self._keep_advert(node, content)
 
     def pull(self) -> None:
         if self.short:
@@ -257,7 +263,7 @@ class SecureRound:
         for j, group in enumerate(following):
             for place, node in enumerate(group.nodes):
                 roster = group.round.roster(place)
-                add(node, j, place, "roster", roster, _taker(_take_boxes, group, place))
+                add(node, j, place, "roster", roster, _taker(self._take_boxes, group, place))
         for asked, request, takers in requests.values():
             job = Job(SMALL, lambda c, ts=takers: [take(c) for take in ts], counts=False)  # type: ignore[arg-type,return-value]
             content = RecordDict({RECORD: ConfigRecord(request)})
@@ -302,10 +308,6 @@ class SecureRound:
 
 def _taker(take: Callable, group: Group, place: int) -> Callable[[RecordDict], None]:
     return lambda content: take(group, place, content)
-
-
-def _take_boxes(group: Group, place: int, content: RecordDict) -> None:
-    group.round.take_boxes(place, _bytes(content, "boxes"))
 
 
 def _take_shares(group: Group, place: int, content: RecordDict) -> None:

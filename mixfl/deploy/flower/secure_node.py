@@ -46,8 +46,8 @@ def asked(content: RecordDict) -> bool:
 
 
 def answer(content: RecordDict, context: Context) -> RecordDict:
-    """To a request without training: shares of the survivors' masks, a place in the next roster,
-    fresh keys; in this order."""
+    """To a request without training: shares of the survivors' masks, a place in the next roster;
+    and, in any case, keys for the round after that."""
     request, found = _request(content), dict[str, Any]()
     state, node = loaded(context), context.node_config
     if "survivors" in request:
@@ -55,11 +55,9 @@ def answer(content: RecordDict, context: Context) -> RecordDict:
     if "roster" in request:
         check, least = peers(node), fewest(node)
         state, found["boxes"] = client.share(state, request["roster"], check, least)
-    if "advertise" in request:
-        state, advert = client.advertise(state, sign(node))
-        found["advert"] = packed(advert)
+    state, advert = client.advertise(state, sign(node))
     stored(context, state)
-    return RecordDict({RECORD: ConfigRecord(found)})
+    return RecordDict({RECORD: ConfigRecord({**found, "advert": packed(advert)})})
 
 
 def train(trained: Any, content: RecordDict, context: Context) -> RecordDict:
@@ -78,12 +76,9 @@ def train(trained: Any, content: RecordDict, context: Context) -> RecordDict:
     if vector is None:
         return layout
     state, masked = client.mask(state, round, digest(content), layout, vector)
-    state, advert = client.advertise(state, sign(context.node_config))
     stored(context, state)
     array = Array("uint8", (len(masked),), FORMAT, masked)
-    return RecordDict({
-        "masked": ArrayRecord({"masked": array}), RECORD: ConfigRecord({"advert": packed(advert)}),
-    })  # fmt: skip
+    return RecordDict({"masked": ArrayRecord({"masked": array})})
 
 
 def _request(content: RecordDict) -> ConfigRecord:
