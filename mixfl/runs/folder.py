@@ -35,7 +35,9 @@ from mixfl.runs.reading import read_metrics, read_run_config, read_status
 from mixfl.tasks import PYTHON, TASKS
 
 # Keys that may change when a run goes on: how a deployment deals with failures.
-OPERATION = ("round_deadline", "min_replies", "min_clients", "over_select", "max_update_norm")
+OPERATION = (
+    "round_deadline", "min_replies", "min_clients", "over_select", "max_update_norm", "linger",
+)  # fmt: skip
 BEGUN = {".lock", ".config.toml.partial"}  # a run may leave these before its config.toml
 MESSAGE = 2000  # characters in status.json: the file stays within one block of a disk
 

@@ -20,6 +20,7 @@ try:
 except ImportError as error:
     raise MixflError(f"Flower: {error}. Install it: pip install 'mixfl[flower]'") from None
 
+LINGER = "linger"  # the record of a message that wants nothing
 ProblemLike = Problem | Callable[[], Problem] | str
 Answer = Callable[[ProblemLike, str, RecordDict, Context], RecordDict]
 
@@ -44,6 +45,8 @@ def server_app(problem: ProblemLike, callbacks: Iterable[Any] = ()) -> ServerApp
 
 def answer(problem: ProblemLike, kind: str, content: RecordDict, context: Context) -> RecordDict:
     """A node's answer to a message of the kind `query` or `train`, computed in this process."""
+    if LINGER in content:
+        return RecordDict({})
     from mixfl.deploy.flower import secure_node
 
     if kind == "query" and secure_node.asked(content):

@@ -3,8 +3,9 @@
 from collections import Counter
 from typing import Any, NamedTuple
 
-from flwr.app import Message, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 
+from mixfl.deploy.flower.apps import LINGER
 from mixfl.deploy.flower.link import Unreachable
 from mixfl.deploy.flower.messages import Rejected
 from mixfl.deploy.flower.nodes import Node, Nodes
@@ -47,8 +48,21 @@ class Asking:
         message_id = self.nodes.link.push(sent, self.until)  # one at a time, to save memory
         if message_id:
             self.asked[message_id] = self.outstanding[message_id] = asked
+            self._linger(asked.node)
         else:
             self.reject(asked, Rejected("unsent", "the message could not be sent"))
+
+    def _linger(self, node: Node) -> None:
+        """A SuperNode that finds no message sleeps for 3 s. One that has just answered finds these
+        first, and after them the next task, if that is there by then."""
+        ttl = self.until - self.nodes.clock.monotonic()
+        for i in range(self.nodes.d.linger):
+            group = f"linger {self.t} {i}"
+            empty = Message(RecordDict({LINGER: ConfigRecord({})}), node.id, "query", ttl=ttl,
+                            group_id=group)  # fmt: skip
+            self.down += sent_bytes(empty)
+            if message_id := self.nodes.link.push(empty, self.until):
+                self.nodes.link.abandon(message_id)  # nobody waits for the answer
 
     def complete(self) -> bool:
         """Are there enough replies?"""

@@ -56,6 +56,9 @@ class Deployment:
         "secret", "drawn from the server's secret, or from seed as in the simulator"
     )
     populations: str = key("", "file at the server with each node's population, by its key")
+    linger: Index = key(
+        0, "empty messages after each task, which keep a node from sleeping until the next one"
+    )
     secure: bool = key(False, "the server gets sums of masked changes, and no single one")
 
     def __post_init__(self):
