@@ -9,8 +9,8 @@ sum fits b bits, so a masked number is no longer than a plain one. A code is a m
 range / L, rounded at random; below 32 bits, arrays are rotated first (aggregation/codes.py).
 
 **Ranges** are the same for all clients. They follow from the levels of the last rounds, which the
-server gets as sums, too (aggregation/quantize.py). The first round has none: it has 32 bits, and
-ranges that are wide enough for any sane change. A client whose numbers exceed the range shortens
+server gets as sums, too (aggregation/quantize.py); with 32 bits they are wide. The first round has
+none: it has 32 bits, and ranges that are wide enough for any sane change. A client whose numbers exceed the range shortens
 the array, and counts as `clients/saturated`.
 
 **Privacy.** With differential privacy, a client shortens its whole change to the norm C, rounds it
@@ -44,6 +44,7 @@ from mixfl.settings import Settings
 
 BITS = {"float32": 32, "int16": 16, "int8": 8, "int4": 4}
 FIRST_RANGE = 16.0  # of a number of u_i, before anything is known
+WIDE = 16.0  # times the largest need: 32 bits have room for clients not seen before
 LOSS = 2**20  # losses are counted in units of 1/LOSS
 LARGEST_LOSS = 2**31
 HEADS = 5  # before p_i by K_i
@@ -58,6 +59,7 @@ class State(NamedTuple):
 class Told(NamedTuple):
     key: Any
     ranges: Any  # [arrays]; 0: not known
+    wide: Any  # [arrays]: the same, for codes with bits to spare
     noise: Any  # the noise multiplier, with differential privacy
 
 
@@ -77,7 +79,7 @@ class Ranges(Step):
     def told(self, state):
         largest, quartile = state.needs.max(0)
         ranges = jnp.minimum(MARGIN * largest, LIMIT * quartile)
-        return Told(state.key, ranges, jnp.float32(self.noise or 0.0))
+        return Told(state.key, ranges, WIDE * largest, jnp.float32(self.noise or 0.0))
 
     def after(self, state: State, counts) -> State:
         """`counts` [arrays, LEVELS], of how many clients; None if nothing is told."""
@@ -136,7 +138,8 @@ class Coding:
         weight = {"examples": self.s.client_batch * self.k,
                   "steps": self.k, "uniform": 1}[self.s.weighting]  # fmt: skip
         first = FIRST_RANGE * np.repeat([weight, 1.0, self.k], self.count)
-        given = np.asarray(self.told.ranges, np.float64)
+        told = self.told.wide if self.bits == 32 else self.told.ranges
+        given = np.asarray(told, np.float64)
         ranges = np.where(given > 0, given, first)
         return [float(ranges[i]) for i, _ in self.arrays]
 
