@@ -137,6 +137,12 @@ class Settings:
     upload: Literal["float32", "bfloat16", "int16", "int8", "int4", "int2"] = key(
         "float32", "how clients send their changes; int8: codes of 8 bits, unbiased (docs/wire.md)"
     )
+    download: Literal["float32", "bf16", "bfloat16", "int16", "int8"] = key(
+        "float32", "how clients get the model: rounded, with error feedback at the server"
+    )
+    download_gradient: Literal["auto", "float32", "bf16", "bfloat16", "int16", "int8"] = key(
+        "auto", "how clients get the augmenting gradient; auto: as download says"
+    )
     tables: Literal["auto", "rows", "dense"] = key(
         "auto", "tables at clients: rows (their own only), dense; auto: rows where exact"
     )

@@ -23,6 +23,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from mixfl.algorithms.contract import Sums
 from mixfl.forms.base import map_parts, scaled
@@ -37,6 +38,7 @@ class Step:
     random = False  # draws at random at the client: encode gets a key of its own
     private = False  # what it releases is all that may be told about the clients
     coder = False  # what is sent are codes: `coded` at the client, then `taken` at the server
+    half = False  # what is sent are bfloat16 numbers
 
     def init(self, x: Any, population: int) -> Any:
         """The state before the first round, of one population. `x` is the model, or its shapes."""
@@ -105,6 +107,7 @@ class Chain(Step):
         self.elements = any(step.elements for step in steps)
         self.random = any(step.random for step in steps)
         self.private = any(step.private for step in steps)
+        self.half = any(step.half for step in steps)
 
     def at(self, client: bool) -> "Chain":
         """Only the steps that run at the client in a deployment, or only the others."""
@@ -136,6 +139,31 @@ class Chain(Step):
             if not step.both and summand.unweighted is not None:
                 summand = summand._replace(unweighted=unweighted(summand))
         return summand, tuple(reports)
+
+    @property
+    def coder(self) -> Any:  # type: ignore[override]
+        """The step that makes what is sent, if it is not the summand itself. It is the last one at
+        the client."""
+        return next((step for step in self.steps if step.coder), None)
+
+    def of_coder(self, values: Sequence[Any]) -> Any:
+        """Its value, from one value per step."""
+        return next(v for v, step in zip(values, self.steps, strict=True) if step.coder)
+
+    def bits(self, told: Sequence[Any]) -> int | None:
+        """Of the codes that are sent; 0 if all are 0. None if it is no codes."""
+        if self.coder is None:
+            return None
+        return self.coder.bits if np.any(np.asarray(self.of_coder(told).ranges) > 0) else 0
+
+    def coded(self, told, summand, key) -> tuple[Any, Any]:
+        """At the client of a deployment: what is sent, and the report of the coder."""
+        if self.coder is None:
+            return self.encode(told, summand, key)[0], None
+        *before, last = self.steps
+        summand, _ = Chain(before).encode(told[:-1], summand, key)
+        own = folded(key, len(before)) if last.random else None
+        return last.coded(told[-1], summand, own)
 
     def bad(self, report):
         return _any(map(lambda step, *a: step.bad(*a), self.steps, report))

@@ -4,8 +4,9 @@
     code  = round_at_random(y / step)      whole numbers in [-L, L]; the mean of code * step is y
     a'    = rotation back of code * step
 
-A row is what the first axis counts; an array of one axis is one row. So a rotation never mixes rows
-of a table: a row of zeros stays zeros, and rows that different clients hold add up.
+A row is what the first axis counts. So a rotation never mixes rows of a table: a row of zeros stays
+zeros, and rows that different clients hold add up. In an array of one axis, such as a bias, a row
+is one number, and is not rotated.
 
 The rotation spreads a few large numbers over many: random signs, then Hadamard matrices on blocks
 of 512 numbers. The rest of a row is cut into smaller powers of two, so nothing is padded. The
@@ -48,7 +49,7 @@ def signs(key: Any) -> jax.Array:
 
 def as_rows(a):
     """[rows, numbers in a row]."""
-    return a.reshape(1, -1) if a.ndim < 2 else a.reshape(a.shape[0], -1)
+    return a.reshape(1, 1) if a.ndim == 0 else a.reshape(a.shape[0], -1)
 
 
 def rotated(a, signs) -> jax.Array:
@@ -62,13 +63,13 @@ def rotated(a, signs) -> jax.Array:
 
 
 def restored(codes, signs) -> jax.Array:
-    """What `rotated` made into `codes`, in float32, for step = 1. `codes` are of one client, or sums
-    of them. Integers stay integers until the last conversion. Codes as float32 are exact too, if
-    they are of one client."""
+    """What `rotated` made into `codes`, in float32, for step = 1. `codes` are of one client, or
+    sums over clients. Integers stay integers until the last conversion. Codes as float32 are exact
+    too, if they are of one client."""
 
     def back(block, size):
         turned = _hadamard(block) * signs[:size].astype(block.dtype)
-        return turned.astype(jnp.float32) * 2.0 ** -(-(-_log(size) // 2))
+        return turned.astype(jnp.float32) * 2.0 ** -((_log(size) + 1) // 2)
 
     return _blockwise(back, as_rows(codes)).reshape(codes.shape)
 

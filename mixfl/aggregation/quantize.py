@@ -4,11 +4,11 @@
     sum     = sum p_i code_i, and sum code_i if the algorithm needs u_i too: integers
     decoded = rotation back of the sum, times range / L
 
-**What adds up.** A client codes u_i, not p_i u_i: its weight p_i is a whole number (examples, steps,
-or 1) and multiplies the codes. A sum is an integer of at most S p_max L, so it is exact modulo any
-2^k with 2^(k-1) > S p_max L (`modulus_bits`): masks modulo 2^k can be added to p_i code_i,
-and cancel. p_i, K_i, the steps' weights (`by_steps`) and the number of clients are whole numbers
-that add up as they are. The loss is a float32 number, the only one.
+**What adds up.** A client codes u_i, not p_i u_i: its weight p_i is a whole number (of examples or
+steps, or 1) and multiplies the codes. A sum is an integer of at most S p_max L, so it is exact
+modulo any 2^k with 2^(k-1) > S p_max L (`modulus_bits`): masks modulo 2^k can be added to
+p_i code_i, and cancel. p_i, K_i, the steps' weights (`by_steps`) and the number of clients are
+whole numbers that add up as they are. The loss is a float32 number, the only one.
 
 **The range** of an array is the same for all clients: its codes mean multiples of range / L. The
 server tells it (`told.ranges`, one per array of the model, then one per array of gradients if those
@@ -199,6 +199,11 @@ class Quantize(Step):
         clip = told.clip[0] / jnp.where(i < len(told.ranges) // 2, 1.0, told.clip[1])
         return jnp.minimum(told.ranges[i] * math.sqrt(leaf.table), clip)
 
+    def received(self, sent) -> Report:
+        """The report in what was sent, [..., arrays + 1]."""
+        sent = jnp.asarray(sent).astype(jnp.int32)
+        return Report(sent[..., :-1], sent[..., -1])
+
     # From round to round
 
     def finite(self, report):
@@ -240,7 +245,7 @@ class Bfloat16(Step):
     """`upload = bfloat16`: rounded at random to one of the two nearest, so that the mean is right.
     There is no common range: such numbers add up only when they are float32 again."""
 
-    elements = random = True
+    elements = random = half = True
 
     def __init__(self, s: Settings):
         pass

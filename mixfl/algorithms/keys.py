@@ -21,7 +21,8 @@ CLIENT_KEYS = DP_KEYS | frozenset(
     {"cohort_size", "client_batch", "local_steps", "client_lr", "client_opt", "weighting",
      "cohort_chunk", "server_lr", "server_opt", "w_f", "clip", "aggregation", "trim", "tables",
      "first_layer", "grad_clip", "weight_decay", "proximal", "local_epochs", "sampling",
-     "cohort_cap", "drop_rate", "late_rate", "min_speed", "upload"}
+     "cohort_cap", "drop_rate", "late_rate", "min_speed", "upload",
+     "download", "download_gradient"}
 )  # fmt: skip
 BATCH_KEYS = frozenset({"central_batch", "central_chunk", "w_c"})
 CENTRAL_KEYS = BATCH_KEYS | {"central_steps", "central_lr", "central_opt"}

@@ -6,12 +6,14 @@ import jax
 import numpy as np
 
 from mixfl.aggregation import Chain
-from mixfl.aggregation.wire import sent
+from mixfl.aggregation.download import Download
+from mixfl.aggregation.packing import row_bytes
+from mixfl.aggregation.wire import encoded, sent_bytes
 from mixfl.algorithms.contract import Algorithm
 from mixfl.engine.auto import Forms
 from mixfl.engine.base import RoundBytes
 from mixfl.engine.feeding import Feeder, Piece
-from mixfl.forms.rows import RowForm, restrict
+from mixfl.forms.rows import RowForm, distinct, restrict
 from mixfl.problem import Problem
 from mixfl.randomness import KEYS
 from mixfl.trees import tree_bytes
@@ -24,6 +26,7 @@ class ByteCounter:
     def __init__(self, problem: Problem, feeder: Feeder, forms: Forms, aggregation: Chain):
         self.problem, self.feeder, self.forms = problem, feeder, forms
         self.aggregation = aggregation.at(client=True)
+        self.download = Download(feeder.s)
         self.fixed: dict[Algorithm, list[tuple]] = {}
         self.fed: tuple[int, list] = (-1, [])  # the last round read, and its clients' rows
 
@@ -39,31 +42,48 @@ class ByteCounter:
         if algorithm not in self.fixed:
             self.fixed[algorithm] = self._fixed(algorithm, round, shapes())
         total = np.zeros(2)
-        for j, (base, per_row) in enumerate(self.fixed[algorithm]):
-            total += base
+        for j, (base, per_row, first) in enumerate(self.fixed[algorithm]):
+            each = base.copy()
             if per_row:
                 for table, held in self.held_rows(algorithm, round, j).items():
-                    total += (held.mean() if len(held) else 0) * per_row[table]
+                    each += (held.mean() if len(held) else 0) * per_row[table]
+                each[1] += self._row_bytes(algorithm, round, j)
+            if first is not None and round == 0:  # the ranges of codes are found out first
+                each += (each[0], first)
+            total += each
         down, up = total / len(self.problem.populations)
         return RoundBytes(float(down), float(up))
 
     def held_rows(self, algorithm: Algorithm, round: int, population: int) -> dict[str, np.ndarray]:
-        """Per table, how many rows each client of a round's cohort holds: [clients].
+        """Per table, how many rows each client of a round's cohort holds: [clients]."""
+        tables, named = self._named(algorithm, round, population)
+        return {
+            name: np.concatenate([(rows[name] < table.rows).sum(1) for rows in named])
+            for name, table in tables.items()
+        }
+
+    def _row_bytes(self, algorithm: Algorithm, round: int, population: int) -> float:
+        """Of the numbers of its rows, as a client sends them."""
+        tables, named = self._named(algorithm, round, population)
+        return sum(
+            float(np.concatenate([row_bytes(rows[n], tables[n].rows) for rows in named]).mean())
+            for n in distinct(tables)
+            if any(len(rows[n]) for rows in named)
+        )
+
+    def _named(self, algorithm: Algorithm, round: int, population: int) -> tuple[Any, list]:
+        """The tables, and their rows that the clients of a round's cohort hold, [clients, most].
 
         They are known for the last round, if this process read all of it. Other rounds are read."""
         fed = self.fed[1]
         if round != self.fed[0] or jax.process_count() > 1:
             fed = [_rows(piece) for piece in self.feeder.whole().pieces(algorithm, round)]
         tables = self.forms.at(algorithm).tables[self.problem.populations[population].name]
-        return {
-            name: np.concatenate(
-                [(rows[name] < table.rows).sum(1) for piece in fed for rows in piece[population]]
-            )
-            for name, table in tables.items()
-        }
+        return tables, [rows for piece in fed for rows in piece[population]]
 
     def _fixed(self, algorithm: Algorithm, round: int, shapes: Any) -> list[tuple]:
-        """Per population, bytes down and up: without table rows, and for each row of a table."""
+        """Per population, bytes down and up: without table rows, and for each row of a table. Then
+        the bytes by which ranges are found out before the first round, if they are."""
         piece = next(iter(self.feeder.pieces(algorithm, round)))
         broadcasts = jax.eval_shape(algorithm.broadcast, shapes.algorithm, piece.drawn)
         counted = []
@@ -88,21 +108,39 @@ class ByteCounter:
                 ids = {n: jax.ShapeDtypeStruct((k,), np.int32) for n, k in rows.items()}
                 own = jax.eval_shape(restrict, broadcast, ids) if ids else broadcast
                 up = jax.eval_shape(lambda b, f: self._sent(algorithm, term, b, f), own, one)
-                up = up._replace(loss=None)
-                return np.array([tree_bytes(own) + tree_bytes(share), tree_bytes((up, ids))], float)
+                down = tree_bytes((self._coded(own), share, self._told(own)))
+                return np.array([down, sent_bytes(up, self.bits)], float)
 
             # Affine in the number of rows, so counting with one row and with two is enough.
             single = {table: 1 for table in self.forms.at(algorithm).tables.get(term.name, ())}
             base = count(single)
             per_row = {t: count(single | {t: 2}) - base for t in single}
-            counted.append((base - sum(per_row.values(), np.zeros(2)), per_row))
+            base = base - sum(per_row.values(), np.zeros(2))
+            counted.append((base if single else np.ceil(base), per_row, self._first(broadcast)))
         return counted
+
+    @property
+    def bits(self) -> int | None:
+        return None if self.aggregation.coder is None else self.aggregation.coder.bits
+
+    def _coded(self, broadcast):
+        errors = jax.eval_shape(lambda b: self.download.init(b.x, 1), broadcast)
+        return jax.eval_shape(lambda e, b: self.download.sent(e, [b]).codes, errors, broadcast)
+
+    def _told(self, broadcast):
+        chain = self.aggregation
+        return jax.eval_shape(lambda x: chain.told(chain.init(x, 0)), broadcast.x)
+
+    def _first(self, broadcast) -> float | None:
+        coder = self.aggregation.coder
+        if coder is None or coder.clipped:
+            return None
+        return 2 * len(jax.tree.leaves(broadcast.x)) + 1 + 8  # its report, its weight and steps
 
     def _sent(self, algorithm: Algorithm, term, broadcast, feed):
         summand = algorithm.summand(algorithm.client(term, broadcast, feed))
         told = self.aggregation.told(self.aggregation.init(broadcast.x, 0))
-        code, _ = self.aggregation.encode(told, summand, np.zeros(2, np.uint32))
-        return sent(code, broadcast.x)
+        return encoded(self.aggregation, told, summand, np.zeros(2, np.uint32), broadcast.x)
 
 
 def _rows(piece: Piece) -> list:

@@ -18,6 +18,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from mixfl.aggregation import Chain
+from mixfl.aggregation.download import Down, Download
 from mixfl.algorithms.contract import AfterChunk, Algorithm, Sums
 from mixfl.algorithms.origin import OF_A_RUN, Origin, traced_settings
 from mixfl.algorithms.steps import add
@@ -38,6 +39,7 @@ class State(NamedTuple):
 
     algorithm: Any
     aggregation: tuple = ()  # per population, the state of its aggregation
+    download: tuple = ()  # per population, what its messages have lost (aggregation/download.py)
 
     @property
     def x(self):
@@ -88,6 +90,7 @@ class Round:
         self.may_be_empty = may_be_empty
         self.algorithm, self.problem, self.settings = algorithm, problem, s
         self.aggregation, self.forms, self.platform = aggregation, forms, platform
+        self.download = Download(s)
         self.origin, self.at, self.host = origin, at, host
         self.long = AfterChunk(lambda: self.after_chunk()) if long else None
         self.after_chunk: Callable[[], None] = lambda: None
@@ -100,7 +103,7 @@ class Round:
         self.whole = self._jit(self._whole, (None, DRAWN, CLIENTS, None), donate=0)
         self.begin = self._jit(self._begin, (None, DRAWN, None))
         self.accumulate = self._jit(self._accumulate, (None, None, CLIENTS, None, None), donate=0)
-        self.finish = self._jit(self._finish, (None, DRAWN, None, None, None, None), donate=0)
+        self.finish = self._jit(self._finish, (None, DRAWN, None, None, None, None, None), donate=0)
 
     def _jit(self, function, specs, donate=None):
         if self.host:
@@ -148,9 +151,9 @@ class Round:
 
     def _whole(self, state, drawn, clients, given=None):
         self.traces += 1
-        broadcasts = self._begin(state, drawn, given)
+        broadcasts, errors = self._begin(state, drawn, given)
         carry, reports, kept = self._sum(broadcasts, clients, state.aggregation, given)
-        after, info = self._finish(state, drawn, broadcasts, carry, [reports], given)
+        after, info = self._finish(state, drawn, broadcasts, errors, carry, [reports], given)
         return after, info, kept
 
     def jaxpr(self, state, piece: Any, given: Given):
@@ -168,8 +171,13 @@ class Round:
         return self.whole.trace(state, *arguments[1:]).jaxpr
 
     def _begin(self, state, drawn, given=None):
+        """What clients get, and what that has lost."""
         with self._shared():
-            return self._built(given)[1].broadcast(state.algorithm, self._told(drawn))
+            messages = self._built(given)[1].broadcast(state.algorithm, self._told(drawn))
+        if not self.algorithm.feed.clients:
+            return messages, state.download
+        down: Down = self.download.sent(state.download, messages)
+        return down.broadcasts, down.errors
 
     def _accumulate(self, carry, broadcasts, clients, aggregation, given=None):
         """Adds a chunk of the cohort to the sums; also returns the reports of its clients, and what
@@ -178,7 +186,7 @@ class Round:
         more, reports, kept = self._sum(broadcasts, clients, aggregation, given)
         return add(carry, more), reports, kept
 
-    def _finish(self, state, drawn, broadcasts, carry, reports, given=None):
+    def _finish(self, state, drawn, broadcasts, errors, carry, reports, given=None):
         """`reports` has, per chunk and population, the reports of the clients."""
         _, algorithm, _ = self._built(given)
         with self._shared():
@@ -192,12 +200,13 @@ class Round:
         info = {**info, **carry.counts, "clients/rejected": carry.rejected}
         info = {**self.aggregation.published(info, self.problem), "finite": finite(after)}
         if not clients:
-            return State(after, state.aggregation), info
+            return state._replace(algorithm=after), info
         aggregation = [
             self.aggregation.next(before, jax.tree.map(lambda *a: jnp.concatenate(a), *chunks))
             for (_, before), *chunks in zip(released, *reports, strict=True)
         ]
-        return self._unless_empty(state, State(after, tuple(aggregation)), carry.sums, info)
+        new = State(after, tuple(aggregation), errors)
+        return self._unless_empty(state, new, carry.sums, info)
 
     def _unless_empty(self, before: State, after: State, sums, info):
         """The next state. A round in which a population's sums have no weight is skipped. Not if

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from mixfl.aggregation import Chain, chain
+from mixfl.aggregation.download import Download
 from mixfl.algorithms.contract import Algorithm
 from mixfl.engine.auto import (
     Forms,
@@ -126,7 +127,8 @@ class Simulator:
             self.algorithm.init(x),
         )
         clients = self.problem.populations if self.algorithm.feed.clients else ()
-        return State(inner, tuple(self.aggregation.init(x, j) for j in range(len(clients))))
+        steps = tuple(self.aggregation.init(x, j) for j in range(len(clients)))
+        return State(inner, steps, Download(self.s).init(x, len(clients)))
 
     def at(self, round: int) -> Algorithm:
         return self.algorithm.at(round)
@@ -279,7 +281,7 @@ class Simulator:
             return state, info | piece.lost
         long.clients = piece.cohort
         self.on_progress(long.progress())
-        broadcasts = run(program.begin, state, drawn)
+        broadcasts, errors = run(program.begin, state, drawn)
         carry, reports = run(program.empty, broadcasts, piece.clients, state.aggregation), []
         while True:
             carry, more, kept = run(
@@ -291,7 +293,7 @@ class Simulator:
             long.clients_done = piece.fed
             self.on_progress(long.progress())
             if piece.last:
-                state, info = run(program.finish, state, drawn, broadcasts, carry, reports)
+                state, info = run(program.finish, state, drawn, broadcasts, errors, carry, reports)
                 return state, info | piece.lost
             piece = self._next(pieces, program)
 

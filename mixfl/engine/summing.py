@@ -10,7 +10,8 @@ client: places that stay empty cost nothing.
 A client whose update is not finite must not reach the sums. Looking at every update would cost a
 pass over the model per client, so the first scan does not look. Only if the sums are not finite, a
 second scan does. It also runs if the aggregation, knowing the reports of all clients, would have
-encoded them differently. Both are passes of one loop, so that the clients' steps are compiled once.
+encoded them differently: twice, if the ranges of codes were not known, and clipping must then look
+at what the codes mean. All are passes of one loop, so that the clients' steps are compiled once.
 
 `Population.compared` holds all summands at once, for aggregations that compare them.
 """
@@ -54,11 +55,12 @@ class Summed(NamedTuple):
 class Pass(NamedTuple):
     """A scan over all clients."""
 
+    left: Any  # passes that may follow
     second: Any  # looks at every update
     told: Any  # to the clients by the aggregation
     sums: Any
     rejected: Any
-    reports: Any  # of the first pass
+    reports: Any  # of the first pass; with codes, of the last one
     states: Any
     again: Any  # another pass must follow
 
@@ -98,18 +100,24 @@ class Population:
 
         def one(before: Pass) -> Pass:
             sums, rejected, reports, states = total(before.told, before.second)
-            reports = jax.tree.map(
-                lambda new, old: jnp.where(before.second, old, new), reports, before.reports
-            )
+            if chain.coder is None:
+                reports = jax.tree.map(
+                    lambda new, old: jnp.where(before.second, old, new), reports, before.reports
+                )
             settled = chain.settled(state, told, self._of_all(reports))
-            again = ~before.second & (~finite(sums) | chain.changed(told, settled, reports))
+            again = ~before.second & ~finite(sums)
+            again = again | chain.changed(before.told, settled, reports)
+            again = again & (before.left > 0)
             if self.axis is not None:  # all devices or none: they exchange reports
                 again = jax.lax.pmax(again.astype(jnp.int32), self.axis) > 0
-            return Pass(jnp.bool(True), settled, sums, rejected, reports, states, again)
+            left, look = before.left - 1, jnp.bool(True)
+            return Pass(left, look, settled, sums, rejected, reports, states, again)
 
         empty = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes)
         sums, rejected, reports, states = empty
-        first = Pass(jnp.bool(False), told, sums, rejected, reports, states, jnp.bool(True))
+        # Other steps can't judge before there are codes, and these need ranges.
+        left = jnp.int32(1 if chain.coder is None else 2)
+        first = Pass(left, jnp.bool(False), told, sums, rejected, reports, states, jnp.bool(True))
         last = jax.lax.while_loop(lambda p: p.again, one, first)
         sums = chain.decode(last.told, last.sums)
         counts = chain.counted(last.told, last.reports)
@@ -225,6 +233,9 @@ def compared(s: Settings, chain: Chain, summands, keys, state) -> Summed:
     told = chain.told(state)
     _, reports = encode(told, summands, keys)
     settled = chain.settled(state, told, reports)
+    if chain.coder is not None:  # the others judge what is made of codes
+        _, reports = encode(settled, summands, keys)
+        settled = chain.settled(state, told, reports)
     codes, _ = encode(settled, summands, keys)
     good = jax.vmap(lambda a, report: finite(a) & ~chain.bad(report))(summands, reports)
     sums = chain.decode(settled, robust_sums(s, codes, good))

@@ -36,6 +36,15 @@ class Table(NamedTuple):
     rows: int
 
 
+def distinct(tables: Mapping[str, Table]) -> dict[str, list[str]]:
+    """The tables whose rows a client must name, each with all tables of which it then holds the
+    same: those that share columns."""
+    alike: dict[Table, list[str]] = {}
+    for name in sorted(tables):
+        alike.setdefault(tables[name], []).append(name)
+    return {names[0]: names for names in alike.values()}
+
+
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Rows(Part):

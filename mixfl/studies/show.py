@@ -1,5 +1,6 @@
 """Turns each [[show]] of a study into parts of the report: charts and tables."""
 
+import re
 import shlex
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -71,13 +72,19 @@ def spelt(name: str, algorithm: str) -> str:
 
 
 def final(study, show, ended, out) -> list[Sweep]:
-    """A metric after training against a key."""
+    """A metric after training against a key, or against another metric."""
     results, key, metric = Results(study, ended), show["key"], show["metric"]
     settings = study.named(show.get("series"))
     lines: dict[tuple[str, str], list[Point]] = {}
     for setting in settings:
         values = results.values(setting, metric, show.get("at", "end"))
-        name = setting.name.replace(f" {key}={plain(setting.keys[key])}", "")
+        measured = "/" in key  # a metric of the runs, such as comm/up_bytes
+        if measured:
+            at = float(np.nanmean(results.values(setting, key, "end")))
+            name = re.sub(r" \w+=\S+", "", setting.name)
+        else:
+            at = float(setting.keys[key])
+            name = setting.name.replace(f" {key}={plain(setting.keys[key])}", "")
         good = values[~np.isnan(values)]
         note = f"{len(values) - len(good)} of {len(values)} trials diverged" * (
             len(good) < len(values)
@@ -85,7 +92,7 @@ def final(study, show, ended, out) -> list[Sweep]:
         mean, low, high = interval(good) if len(good) else (None, None, None)
         if len(good) < 2:
             low = high = None
-        point = Point(float(setting.keys[key]), mean, low, high, note)
+        point = Point(at, mean, low, high, note)
         lines.setdefault((name, setting.algorithm), []).append(point)
     drawn = [Line(spelt(n, a), a, sorted(p, key=lambda p: p.x)) for (n, a), p in lines.items()]
     behind = [series(s, ended, out) for s in settings]

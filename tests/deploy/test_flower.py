@@ -34,6 +34,7 @@ from flwr.common.constant import ErrorCode
 
 import mixfl
 import mixfl.flower
+from mixfl.aggregation.packing import pack_rows
 from mixfl.deploy.flower import client, engine, messages
 from mixfl.deploy.flower.client import Client
 from mixfl.engine.cohort import cohort
@@ -105,7 +106,8 @@ def poison(name, value):
     """A reply in which one array is another."""
 
     def change(content):
-        content["weighted"]["w"] = value(content["weighted"]["w"])
+        ((layout, own),) = content["weighted"].items()
+        content["weighted"][layout] = value(own)
 
     return name, changed(change)
 
@@ -154,7 +156,8 @@ FAULTS = dict([
     ("malformed, no own part", without("weighted")),
     ("malformed, no numbers", without("numbers")),
     ("malformed, another record", replaced(weighted=ConfigRecord({"w": 1}))),
-    ("malformed, another name", replaced(weighted=ArrayRecord())),
+    ("malformed, no array", replaced(weighted=ArrayRecord())),
+    ("malformed, another layout", replaced(weighted=messages.arrays({"v": np.zeros(3, "f4")}))),
     ("malformed, weight", numbers(weight=1e9)),
     ("malformed, negative weight", numbers(weight=-1.0)),
     ("malformed, steps", numbers(steps=0.5)),
@@ -478,18 +481,19 @@ HELLO = {
 }
 
 
-@pytest.mark.parametrize("kind", [*HELLO, "rows twice", "rows beyond", "many rows", "no rows"])
+@pytest.mark.parametrize("kind", [*HELLO, "odd rows", "rows beyond", "many rows", "no rows"])
 def test_a_node_that_says_nonsense_takes_no_part(kind):
-    ids = {
-        "rows twice": [1, 1], "rows beyond": [0, table_problem.N], "many rows": range(1000),
-        "no rows": [],
+    rows = {
+        "odd rows": b"\x81\x00", "rows beyond": pack_rows(np.array([0, table_problem.N])),
+        "many rows": pack_rows(np.arange(1000)), "no rows": b"",
     }  # fmt: skip
 
     def change(content):
         if kind in HELLO:
             content["hello"] = ConfigRecord({**content["hello"], **HELLO[kind]})
         else:
-            content["rows"]["towers/bias"] = messages.array(np.array(ids[kind], np.int32))
+            (table, *_) = content["rows"]
+            content["rows"][table] = messages.flat(rows[kind])
 
     faults = {("hello", 1): changed(change)}
     result, _, lines = deploy("tables", algorithm="fedavg", rounds=1, faults=faults)
@@ -505,7 +509,7 @@ def test_a_client_refuses_a_task_of_another_release():
     task = messages.task(0, messages.Broadcast(there.init(jax.random.key(0))), {})
     head = {k: v for k, v in task["train"].items() if k != "version"}
     task["train"] = ConfigRecord(head)  # as the first release sent it
-    with pytest.raises(MixflError, match="messages of version 1, this one of version 3: install"):
+    with pytest.raises(MixflError, match="messages of version 1, this one of version 4: install"):
         client.train(task)
 
 

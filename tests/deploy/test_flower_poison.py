@@ -15,17 +15,11 @@ HARMFUL = 30.0  # norm of the update; honest ones are below 1
 def harmful(content):
     """Another change, of the norm wanted, in a direction of its own."""
     rng = np.random.default_rng(1)
-    arrays = {n: messages.parsed(a, _shape(a), n) for n, a in content["weighted"].items()}
-    drawn = {n: rng.normal(size=a.shape) for n, a in arrays.items()}
-    norm = np.sqrt(sum(np.sum(a**2) for a in drawn.values()))
-    factor = HARMFUL * content["numbers"]["weight"] / norm
-    content["weighted"] = ArrayRecord(
-        {n: messages.array((factor * a).astype(np.float32)) for n, a in drawn.items()}
-    )
-
-
-def _shape(array):
-    return jax.ShapeDtypeStruct(array.shape, array.dtype)
+    ((layout, own),) = content["weighted"].items()
+    drawn = rng.normal(size=len(own.data) // 4)
+    factor = HARMFUL * content["numbers"]["weight"] / np.linalg.norm(drawn)
+    data = (factor * drawn).astype(np.float32).tobytes()
+    content["weighted"] = ArrayRecord({layout: messages.flat(data)})
 
 
 def at(rounds, node=2):

@@ -42,7 +42,7 @@ def whole(reply: Message) -> Sent:
 
 
 def hello(message: Message, number: int) -> Sent:
-    who = ConfigRecord({"population": POPULATION, "number": str(number), "version": 3})
+    who = ConfigRecord({"population": POPULATION, "number": str(number), "version": 4})
     return whole(Message(RecordDict({"hello": who, "rows": ArrayRecord({})}), reply_to=message))
 
 

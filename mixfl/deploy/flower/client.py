@@ -11,7 +11,8 @@ import numpy as np
 from flwr.app import RecordDict
 
 from mixfl.aggregation import chain
-from mixfl.aggregation.wire import Sent, sent
+from mixfl.aggregation.download import Download
+from mixfl.aggregation.wire import Sent, encoded
 from mixfl.algorithms.contract import Batches, ClientFeed, Drawn, Recipe
 from mixfl.algorithms.marks import known_marks, marked_by_user, uses_own_loss_only
 from mixfl.algorithms.origin import rate_of, with_rates
@@ -30,7 +31,7 @@ from mixfl.engine.sizes import largest_shape
 from mixfl.errors import MixflError
 from mixfl.forms.base import alone
 from mixfl.forms.half import in_half
-from mixfl.forms.rows import RowForm, renumber
+from mixfl.forms.rows import RowForm, distinct, renumber
 from mixfl.problem import Central, Problem
 from mixfl.randomness import KEYS, takes_key
 
@@ -61,6 +62,7 @@ class Client:
         self.init = functools.partial(problem.init, jax.random.key(s.seed))
         self.x = jax.eval_shape(self.init)  # the model's shapes
         self.aggregation = (secure_chain(s) if d.secure else chain(s)).at(client=True)
+        self.download = Download(s)
         forms = choose_forms(local, self.x, known_marks(self.algorithm), s, self.aggregation)
         self.tables = forms.tables.get(self.term.name, {})
         # It gets and sends only its own rows of a table. To the client, they are the whole table.
@@ -81,8 +83,17 @@ class Client:
             for name, table in self.tables.items()
         }
         local, ids = renumber(every, self.tables, most)
-        rows = {name: ids[name][0][ids[name][0] < t.rows] for name, t in self.tables.items()}
-        return {name: a[0] for name, a in local.items()}, rows
+        rows, columns = {}, {name: a[0] for name, a in local.items()}
+        for alike in distinct(self.tables).values():
+            table = self.tables[alike[0]]
+            held = ids[alike[0]][0]
+            held = held[held < table.rows]
+            order = np.argsort(held)
+            rows |= dict.fromkeys(alike, held[order])
+            place = np.empty(len(held), np.int32)
+            place[order] = np.arange(len(held), dtype=np.int32)
+            columns |= {name: place[columns[name]] for name in table.columns}
+        return columns, {name: rows[name] for name in self.tables}
 
     def hello(self) -> RecordDict:
         """Who it is. A mistake in the loss or the data shows here, before any round."""
@@ -90,14 +101,17 @@ class Client:
         check_purity(self.term, self.x, self.init)
         if self.tables:
             check_rows(self.term, self.init())
-        return messages.hello(self.term.name, self.number, self.rows, self.frozen)
+        named = messages.only_named(self.rows, self.tables)
+        return messages.hello(self.term.name, self.number, named, self.frozen)
 
     def train(self, content: RecordDict) -> RecordDict:
         """Its part of a round."""
         if self.d.secure:
             raise MixflError("the run has secure = true, and the server asks for a plain change.")
         task = self._task(content)
-        return messages.STALE if task is None else messages.upload(self._trained(task))
+        if task is None:
+            return messages.STALE
+        return messages.upload(self._trained(task), self.aggregation.bits(task.told))
 
     def secured(
         self, content: RecordDict, clients: int, bits: int, both: bool, steps: int
@@ -121,7 +135,7 @@ class Client:
         try:
             told = self.aggregation.told(self.aggregation.init(self.x, self.population))
             task = messages.parsed_task(
-                content, self.x, self.rows, told, self.extra, self.scheduled
+                content, self.x, self.rows, told, self.extra, self.scheduled, self.download
             )
         except messages.Rejected as rejected:
             raise MixflError(f"the server's message is not of this problem: {rejected}.") from None
@@ -130,7 +144,8 @@ class Client:
         return task
 
     def _trained(self, task: messages.Task) -> Sent:
-        return self.program(task.broadcast, self.feed(task.round), task.told, task.rates)
+        broadcast = jax.tree.map(np.asarray, self.download.decoded(task.broadcast))
+        return self.program(broadcast, self.feed(task.round), task.told, task.rates)
 
     def feed(self, round: int) -> ClientFeed:
         """Its batches of a round, in the order in which the simulator would read them."""
@@ -175,8 +190,9 @@ class Client:
         return self._encoded(alone(algorithm, self.forms, term, broadcast, feed), feed, told)
 
     def _encoded(self, summand, feed, told) -> Sent:
-        code, _ = self.aggregation.encode(told, summand, feed.key)
-        return sent(code, self.x)
+        if self.aggregation.random:  # what it draws for a row must not depend on the others
+            summand = RowForm(self.tables, {}).marked(summand, self.rows)
+        return encoded(self.aggregation, told, summand, feed.key, self.x)
 
     def _in_pytorch(self):
         """The same in PyTorch, if the loss is written in it and the steps use only this loss."""

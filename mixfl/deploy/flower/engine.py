@@ -22,7 +22,8 @@ import numpy as np
 from flwr.serverapp import Grid
 
 from mixfl.aggregation import chain
-from mixfl.aggregation.wire import Sent, restored, sent
+from mixfl.aggregation.download import Download
+from mixfl.aggregation.wire import Sent, encoded, restored
 from mixfl.algorithms.contract import Algorithm, Batches, ClientFeed, Recipe, Sums
 from mixfl.algorithms.marks import known_marks
 from mixfl.algorithms.origin import with_rates
@@ -55,7 +56,7 @@ LONGEST_PAUSE = 60.0  # seconds after a failed round
 class Programs(NamedTuple):
     """The algorithm's functions, compiled, and the shapes of what clients send."""
 
-    broadcast: Callable
+    broadcast: Callable  # -> Down
     told: Callable  # the aggregation's states -> what it tells
     report: Callable  # population, told, sent, rows -> its report
     add: Callable  # population, sums, settled, sent, rows -> sums
@@ -80,6 +81,7 @@ class DeployedEngine(KeepsNothing):
         self.algorithm = recipe.build(problem, self.s)
         check_deployable(recipe, self.algorithm)
         self.aggregation = secure_chain(self.s) if d.secure else chain(self.s)
+        self.download = Download(self.s)
         self.forms = self._rows_only(
             choose_forms(
                 problem,
@@ -113,7 +115,7 @@ class DeployedEngine(KeepsNothing):
         check_params(x)
         clients = self.problem.populations if self.algorithm.feed.clients else ()
         steps = tuple(self.aggregation.init(x, j) for j in range(len(clients)))
-        return State(self.algorithm.init(x), steps)
+        return State(self.algorithm.init(x), steps, self.download.init(x, len(clients)))
 
     def shapes(self) -> Any:
         return jax.eval_shape(self.init)
@@ -151,14 +153,20 @@ class DeployedEngine(KeepsNothing):
         if self.secure is not None:
             return self._secure_round(t, state, programs, drawn, rates)
         cohorts = self.nodes.cohorts(t)
-        broadcasts = programs.broadcast(state.algorithm, drawn, rates)
+        down = programs.broadcast(state.algorithm, state.download, drawn, rates)
         told = programs.told(state.aggregation)
-        exchange = Exchange(self.nodes, t, cohorts, programs.like)
-        exchange.push(broadcasts, [self.aggregation.part(told_j, True) for told_j in told], rates)
-        # The clients train meanwhile.
-        central = jax.block_until_ready(programs.central(state.algorithm, drawn, rates))
-        exchange.pull()
+
+        def work():  # while the clients train
+            return jax.block_until_ready(programs.central(state.algorithm, drawn, rates))
+
+        exchange, central = self._exchange(programs, t, cohorts, down.codes, told, rates, work)
         self.bytes = exchange.bytes()
+        if not exchange.short(self.nodes.least):
+            settled = self._settled(exchange, told, state.aggregation)
+            if settled is not None:
+                told = settled
+                exchange, _ = self._exchange(programs, t, cohorts, down.codes, told, rates)
+                self.bytes = RoundBytes(*np.add(self.bytes, exchange.bytes()))
         counts = exchange.counted()
         self.members.save()
         if short := exchange.short(self.nodes.least):
@@ -174,8 +182,37 @@ class DeployedEngine(KeepsNothing):
             aggregation.append(after_j)
             for name, count in counts_j.items():
                 counts[name] = counts.get(name, 0) + int(count)
-        after, info = programs.update(state.algorithm, broadcasts, sums, central, rates)
-        return State(after, tuple(aggregation)), self._published({**info, **counts})
+        after, info = programs.update(state.algorithm, down.broadcasts, sums, central, rates)
+        new = State(after, tuple(aggregation), down.errors)
+        return new, self._published({**info, **counts})
+
+    def _exchange(self, programs: Programs, t: int, cohorts, codes, told, rates, work=None):
+        """The messages and replies of a round, and the work meanwhile."""
+        at_client = self.aggregation.at(True)
+        own = [self.aggregation.part(told_j, True) for told_j in told]
+        bits = [at_client.bits(own_j) for own_j in own]
+        exchange = Exchange(self.nodes, t, cohorts, programs.like, bits)
+        exchange.push(codes, own, rates)
+        done = work() if work else None
+        exchange.pull()
+        return exchange, done
+
+    def _settled(self, exchange: Exchange, told, states) -> list[Any] | None:
+        """What the clients should have been told, if that would change their codes: so it is while
+        ranges are not known. None otherwise."""
+        if self.aggregation.coder is None:
+            return None
+        coder, of_coder = self.aggregation.coder, self.aggregation.of_coder
+        new, changed = [], False
+        for told_j, state, replies in zip(told, states, exchange.ordered(), strict=True):
+            reports = coder.received(np.stack([reply.report for _, reply in replies]))
+            settled = coder.settled(of_coder(state), of_coder(told_j), reports)
+            changed |= bool(coder.changed(of_coder(told_j), settled, reports))
+            new.append(tuple(
+                settled if step.coder else value
+                for step, value in zip(self.aggregation.steps, told_j, strict=True)
+            ))  # fmt: skip
+        return new if changed else None
 
     def _secure_round(
         self, t: int, state: State, programs: Programs, drawn, rates
@@ -183,7 +220,7 @@ class DeployedEngine(KeepsNothing):
         """As a round, but the server gets nothing but sums."""
         assert self.secure is not None
         now = self.secure.round(t)
-        broadcasts = programs.broadcast(state.algorithm, drawn, rates)
+        down = programs.broadcast(state.algorithm, state.download, drawn, rates)
         told = programs.told(state.aggregation)
 
         def coding(j: int, told_j, clients: int) -> Coding:
@@ -195,7 +232,7 @@ class DeployedEngine(KeepsNothing):
 
         more = t + 1 < self.stop and self.algorithm.at(t + 1).feed.clients
         following = self.nodes.cohorts(t + 1) if more else [[] for _ in told]
-        now.push(broadcasts, told, rates, coding, following)
+        now.push(down.codes, told, rates, coding, following)
         central = jax.block_until_ready(programs.central(state.algorithm, drawn, rates))
         now.pull()
         totals = [] if now.short else now.unmask()
@@ -217,8 +254,9 @@ class DeployedEngine(KeepsNothing):
             ranges: Any = self.aggregation.steps[-1]
             aggregation.append((*state_j[:-1], ranges.after(state_j[-1], levels)))
         sums = [sums_j for sums_j, _, _ in found]
-        after, info = programs.update(state.algorithm, broadcasts, sums, central, rates)
-        return State(after, tuple(aggregation)), self._published({**info, **counts})
+        after, info = programs.update(state.algorithm, down.broadcasts, sums, central, rates)
+        new = State(after, tuple(aggregation), down.errors)
+        return new, self._published({**info, **counts})
 
     def _published(self, info: dict[str, Any]) -> dict[str, Any]:
         return self.aggregation.published(info, self.problem)
@@ -228,7 +266,7 @@ class DeployedEngine(KeepsNothing):
         steps = self.aggregation
         if self.s.aggregation != "mean":
             stacked = jax.tree.map(lambda *leaves: np.stack(leaves), *(r for _, r in replies))
-            summed = programs.compared(j, stacked, state)
+            summed = programs.compared(j, stacked, state, told)
             sums = steps.at(True).decode(steps.part(told, True), summed.sums)
             sums, state = programs.release(state, sums)
             return sums, summed.counts, steps.next(state, summed.reports)
@@ -236,7 +274,7 @@ class DeployedEngine(KeepsNothing):
         each = [programs.report(j, told, *g) for g in given]
         reports = jax.tree.map(lambda *leaves: jnp.stack(leaves), *each)
         settled = steps.settled(state, told, reports)
-        sums = zeros_for(self._marked_shapes(programs, j, given[0]))
+        sums = zeros_for(self._marked_shapes(programs, j, told, given[0]))
         for g in given:
             sums = programs.add(j, sums, settled, *g)
         sums, state = programs.release(state, steps.decode(settled, sums))
@@ -258,15 +296,19 @@ class DeployedEngine(KeepsNothing):
     def _tables(self, j: int):
         return self.nodes.tables[self.problem.populations[j].name]
 
-    def _summand(self, like: Sums, j: int, given: Sent, ids) -> Sums:
+    def _summand(self, like: Sums, j: int, told, given: Sent, ids) -> Sums:
         """What a client sent, as a summand of whole tables."""
         summand = restored(given, like)
         for form in self.forms.of[self.problem.populations[j].name]:
             summand = form.marked(summand, ids)  # type: ignore[attr-defined]
-        return summand
+        if self.aggregation.coder is None:
+            return summand
+        return self.aggregation.coder.taken(self.aggregation.of_coder(told), summand)
 
-    def _marked_shapes(self, programs: Programs, j: int, given):
-        return jax.eval_shape(lambda g, ids: self._summand(programs.summands[j], j, g, ids), *given)
+    def _marked_shapes(self, programs: Programs, j: int, told, given):
+        return jax.eval_shape(
+            lambda told, g, ids: self._summand(programs.summands[j], j, told, g, ids), told, *given
+        )
 
     def _programs(self, algorithm: Algorithm, round: int) -> Programs:
         if algorithm in self.programs:
@@ -274,35 +316,41 @@ class DeployedEngine(KeepsNothing):
         summands = self._summand_shapes(algorithm) if algorithm.feed.clients else []
         at_client, at_server = self.aggregation.at(True), self.aggregation.at(False)
 
-        def of_all(reports):
-            """The reports of the steps at the server, with () for the steps at the clients."""
+        def of_all(reports, given):
+            """The reports of the steps at the server, and of that at the clients which makes codes.
+            The others are ()."""
             own = iter(reports)
-            return tuple(() if step.at_client else next(own) for step in self.aggregation.steps)
+            return tuple(
+                next(own) if not step.at_client
+                else step.received(given.report) if step.coder else ()
+                for step in self.aggregation.steps
+            )  # fmt: skip
 
-        def encoded(told, summand):
+        def at_end(j, told, given, ids):
             """Applies the steps that run at the server. The others have run at the client."""
             own = self.aggregation.part(told, False)
-            code, reports = at_server.encode(own, summand, None)
-            return code, of_all(reports)
+            return at_server.encode(own, self._summand(summands[j], j, told, given, ids), None)
 
         def report(j, told, given, ids):
-            return encoded(told, self._summand(summands[j], j, given, ids))[1]
+            return of_all(at_end(j, told, given, ids)[1], given)
 
         def add(j, sums, settled, given, ids):
-            return add_to(sums, encoded(settled, self._summand(summands[j], j, given, ids))[0])
+            return add_to(sums, at_end(j, settled, given, ids)[0])
 
-        def several(j, stacked, state):
-            every = jax.vmap(lambda g: self._summand(summands[j], j, g, {}))(stacked)
+        def several(j, stacked, state, told):
+            every = jax.vmap(lambda g: self._summand(summands[j], j, told, g, {}))(stacked)
             own = self.aggregation.part(state, False)
             summed = compared(self.s, at_server, every, None, own)
-            return summed._replace(reports=of_all(summed.reports))
+            reports = of_all(summed.reports, stacked)
+            counts = {**self.aggregation.counted(told, reports), **summed.counts}
+            return summed._replace(reports=reports, counts=counts)
 
         def built(rates, frozen=()) -> Algorithm:
             new = with_rates(self.algorithm, rates, frozen)
             return algorithm if new is self.algorithm else new.at(round)
 
-        def broadcast(frozen, state, drawn, rates):
-            return built(rates, frozen).broadcast(state, drawn)
+        def broadcast(frozen, state, errors, drawn, rates):
+            return self.download.sent(errors, built(rates, frozen).broadcast(state, drawn))
 
         def central(frozen, state, drawn, rates):
             return built(rates, frozen).central(state, drawn)
@@ -314,8 +362,7 @@ class DeployedEngine(KeepsNothing):
         x = jax.eval_shape(self.problem.init, jax.random.key(0))
 
         def code(summand, told):
-            code, _ = at_client.encode(told, summand, np.zeros(2, np.uint32))
-            return sent(code, x)
+            return encoded(at_client, told, summand, np.zeros(2, np.uint32), x)
 
         told = self.aggregation.part(self.aggregation.told(self.aggregation.init(x, 0)), True)
         frozen = self.problem.frozen_arrays()

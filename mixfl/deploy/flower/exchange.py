@@ -1,6 +1,6 @@
 """One round's messages and replies: who was asked, what came back, and how it was counted."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,11 +18,16 @@ from mixfl.trees import on_named
 
 
 class Exchange(Asking):
-    """One round's messages and replies. `like` has, per population, the shapes of a reply."""
+    """One round's messages and replies. `like` has, per population, the shapes of a reply, and
+    `bits` the size of its codes."""
 
-    def __init__(self, nodes: Nodes, t: int, cohorts: list[list[Node]], like: list[Sent]):
+    def __init__(
+        self, nodes: Nodes, t: int, cohorts: list[list[Node]], like: list[Sent],
+        bits: Sequence[int | None] = (),
+    ):  # fmt: skip
         super().__init__(nodes, t)
         self.cohorts, self.like = cohorts, like
+        self.bits = bits or [None] * len(cohorts)  # of codes
         self.uploads: list[dict[int, Sent]] = [{} for _ in cohorts]  # by place in the cohort
 
     def push(self, broadcasts, told, rates: Mapping[str, float] = NONE) -> None:
@@ -57,7 +62,8 @@ class Exchange(Asking):
     def accept(self, asked: Asked, content: RecordDict) -> None:
         n = self.nodes
         s = n.s.of(n.problem.populations[asked.population])
-        upload = parsed_upload(content, asked.like, s, n.d.max_update_norm)
+        bits = self.bits[asked.population]
+        upload = parsed_upload(content, asked.like, s, n.d.max_update_norm, bits)
         self.uploads[asked.population][asked.place] = upload
         self.count["clients/accepted"] += 1
         n.good(asked.node)

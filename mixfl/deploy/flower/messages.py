@@ -1,8 +1,10 @@
 """What is sent: arrays in Flower's records, and the checks of what comes back.
 
-An array is sent as its bytes, with its dtype and shape. What arrives is compared with what was
-expected (names, dtypes, shapes, and the number of bytes) and then read in place: no memory is
-allocated for it, and nothing is unpickled.
+A tree of arrays is sent as one array of bytes: its leaves one after the other. Both sides know
+their names, dtypes and shapes, and the array's name is a checksum of these. What arrives is
+compared with what was expected (name, dtype, shape, number of bytes) and then read in place: no
+memory is allocated for it, and nothing is unpickled. Codes and row numbers are packed
+(aggregation/packing.py).
 """
 
 import functools
@@ -16,16 +18,20 @@ import jax
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-from mixfl.aggregation.wire import Sent
+from mixfl.aggregation import packing
+from mixfl.aggregation.download import Coded, coded
+from mixfl.aggregation.quantize import NOT_FINITE
+from mixfl.aggregation.wire import TREES, Sent
 from mixfl.algorithms.contract import Broadcast
 from mixfl.errors import MixflError
-from mixfl.forms.rows import Table
+from mixfl.forms.rows import Table, distinct
 from mixfl.settings import Settings
-from mixfl.trees import named_leaves, on_named
+from mixfl.trees import Model, named_leaves, on_named
 
 FORMAT = "mixfl.little-endian"
-# Of the messages. 1 had no number, and sent whole changes in place of own parts; 2 had no rates.
-VERSION = 3
+# Of the messages. 1 had no number, and sent whole changes in place of own parts; 2 had no rates;
+# 3 sent every array by name, and row numbers as they are.
+VERSION = 4
 NONE: Mapping[str, float] = MappingProxyType({})
 LARGEST = float(np.finfo(np.float32).max)
 T = TypeVar("T")
@@ -63,12 +69,27 @@ def array(a: Any) -> Array:
     return Array(str(a.dtype), tuple(a.shape), FORMAT, a.tobytes())
 
 
-def arrays(tree: Any) -> ArrayRecord:
-    """A tree of parameters, by name."""
-    named = named_leaves(tree)
-    if len(named) < len(jax.tree.leaves(tree)):
+def arrays(tree: Any, bits: int | None = None) -> ArrayRecord:
+    """A tree of arrays, one after the other. `bits`: they are codes."""
+    if len(named_leaves(tree)) < len(jax.tree.leaves(tree)):
         raise MixflError("two parameters have the same name: use no / in the keys of the model.")
-    return ArrayRecord({name: array(leaf) for name, leaf in named.items()})
+    tree = jax.tree.map(np.asarray, tree)
+    leaves = jax.tree.leaves(tree)
+    if bits is None:
+        data = b"".join(leaf.tobytes() for leaf in leaves)
+    else:
+        data = packing.pack(np.concatenate([leaf.reshape(-1) for leaf in leaves]), bits)
+    return ArrayRecord({layout(tree, bits): flat(data)})
+
+
+def flat(data: bytes) -> Array:
+    return Array("uint8", (len(data),), FORMAT, data)
+
+
+def layout(tree: Any, bits: int | None = None) -> str:
+    """A checksum of the names, dtypes and shapes of a tree's arrays."""
+    named = [(n, str(a.dtype), tuple(a.shape)) for n, a in named_leaves(tree).items()]
+    return f"{zlib.crc32(repr((named, bits)).encode()):08x}"
 
 
 def parsed(given: Any, like: Any, name: str) -> np.ndarray:
@@ -86,13 +107,33 @@ def parsed(given: Any, like: Any, name: str) -> np.ndarray:
     return np.frombuffer(given.data, dtype).reshape(shape)
 
 
-def parsed_tree(record: Any, like: Any) -> Any:
-    """The tree of a record of arrays, like the tree `like`."""
-    expected = named_leaves(like)
-    if not isinstance(record, ArrayRecord) or set(record) != set(expected):
+def parsed_tree(record: Any, like: Any, bits: int | None = None) -> Any:
+    """The tree of a record of arrays, like the tree `like`. `bits`: they are codes."""
+    expected, tree = jax.tree.flatten(like)
+    counts = [math.prod(leaf.shape) for leaf in expected]
+    sizes = [n * np.dtype(a.dtype).itemsize for n, a in zip(counts, expected, strict=True)]
+    if bits is None:
+        data = parsed_flat(record, layout(like), sum(sizes))
+        parts = np.split(np.frombuffer(data, np.uint8), np.cumsum(sizes)[:-1]) if expected else []
+        leaves = [p.view(np.dtype(a.dtype)) for p, a in zip(parts, expected, strict=True)]
+    else:
+        size = packing.packed_bytes(sum(counts), bits)
+        data = parsed_flat(record, layout(like, bits), size)
+        try:
+            codes = packing.unpack(data, sum(counts), bits)
+        except ValueError as error:
+            raise Rejected("malformed", f"its codes are none: {error}") from None
+        leaves = np.split(codes, np.cumsum(counts)[:-1])
+    shaped = [a.reshape(like.shape) for a, like in zip(leaves, expected, strict=True)]
+    return tree.unflatten(shaped)
+
+
+def parsed_flat(record: Any, name: str, size: int) -> bytes:
+    """The one array of a record, of so many bytes."""
+    if not isinstance(record, ArrayRecord) or set(record) != {name}:
         raise Rejected("malformed", "a record has other arrays than expected, or none")
-    leaves = [parsed(record[name], leaf, name) for name, leaf in expected.items()]
-    return jax.tree.unflatten(jax.tree.structure(like), leaves)
+    parsed(record[name], jax.ShapeDtypeStruct((size,), np.uint8), name)
+    return record[name].data
 
 
 def numbers(record: Any, *names: str) -> list[float]:
@@ -121,14 +162,16 @@ def config(content: RecordDict, kind: str, **types: type) -> list[Any]:
 def hello(
     population: str, number: int, rows: Mapping[str, np.ndarray], frozen: str = ""
 ) -> RecordDict:
-    """`rows` has, per table, the rows that its data names. It needs no others. `frozen` is the
-    digest of its frozen arrays, if it has some."""
+    """`rows` has, per table, the rows that its data names, in order. It needs no others. Tables of
+    which it holds the same rows are named once (rows.distinct). `frozen` is the digest of its
+    frozen arrays, if it has some."""
     who = ConfigRecord(
         {"population": population, "number": str(number), "version": VERSION}  # up to 64 bits
     )
     if frozen:
         who["frozen"] = frozen
-    return RecordDict({"hello": who, "rows": ArrayRecord({n: array(a) for n, a in rows.items()})})
+    packed = {n: flat(packing.pack_rows(a)) for n, a in rows.items()}
+    return RecordDict({"hello": who, "rows": ArrayRecord(packed)})
 
 
 @only_rejected
@@ -145,17 +188,21 @@ def parsed_hello(
     if not (number.isascii() and number.isdigit() and len(number) <= 20):
         raise Rejected("malformed", "its number is none")
     given, rows = content.get("rows"), {}
-    if not isinstance(given, ArrayRecord) or set(given) != set(tables[population]):
+    named = distinct(tables[population])
+    if not isinstance(given, ArrayRecord) or set(given) != set(named):
         raise Rejected("malformed", "it names rows of other tables than expected")
-    for name, table in tables[population].items():
-        count = given[name].shape[0] if len(given[name].shape) == 1 else 0
-        if not 0 < count <= table.rows:
-            raise Rejected("shape", f"it names {count} rows of '{name}'")
-        ids = parsed(given[name], jax.ShapeDtypeStruct((count,), np.int32), name)
-        if ids.min() < 0 or ids.max() >= table.rows or len(np.unique(ids)) < count:
-            raise Rejected("malformed", f"it names rows that '{name}' has not, or some twice")
-        rows[name] = ids
-    return population, int(number), rows
+    for name, alike in named.items():
+        table = tables[population][name]
+        size = given[name].shape[0] if len(given[name].shape) == 1 else 0
+        if not 0 < size <= packing.MOST_BYTES * table.rows:
+            raise Rejected("shape", f"it names no rows of '{name}', or too many")
+        parsed(given[name], jax.ShapeDtypeStruct((size,), np.uint8), name)
+        try:
+            ids = packing.unpack_rows(given[name].data, table.rows)
+        except ValueError as error:
+            raise Rejected("malformed", f"its rows of '{name}' are none: {error}") from None
+        rows |= dict.fromkeys(alike, ids)
+    return population, int(number), {name: rows[name] for name in tables[population]}
 
 
 def digest(rows: Mapping[str, np.ndarray]) -> int:
@@ -174,25 +221,40 @@ def cut(tree: Any, rows: Mapping[str, np.ndarray]) -> Any:
     return on_named(lambda table, ids: np.asarray(table)[ids], rows, tree)
 
 
+def cut_codes(tree: Any, rows: Mapping[str, np.ndarray], cut: Callable = cut) -> Any:
+    """The same of a model that may be coded."""
+    if isinstance(tree, Model):
+        return Model(cut_codes(tree.params, rows, cut), tree.state)
+    if isinstance(tree, Coded):
+        return tree._replace(codes=cut(tree.codes, rows))
+    return cut(tree, rows)
+
+
 def cut_shapes(tree: Any, rows: Mapping[str, np.ndarray]) -> Any:
     return on_named(
         lambda t, ids: jax.ShapeDtypeStruct((len(ids), *t.shape[1:]), t.dtype), rows, tree
     )
 
 
+def only_named(rows: Mapping[str, Any], tables: Mapping[str, Table]) -> dict[str, Any]:
+    """Those that a client must name."""
+    return {name: rows[name] for name in distinct(tables)}
+
+
 def task(
     round: int, broadcast: Broadcast, rows: Mapping[str, np.ndarray], told: Any = (),
     rates: Mapping[str, float] = NONE, frozen: ConfigRecord | None = None,
 ) -> RecordDict:  # fmt: skip
-    """What a client gets in a round. `told` is for the aggregation steps at the client; `rates`
-    are those of the round, if they change from round to round; `frozen` names the frozen arrays."""
+    """What a client gets in a round; `broadcast` may have codes. `told` is for the aggregation
+    steps at the client; `rates` are those of the round, if they change from round to round;
+    `frozen` names the frozen arrays."""
     head = ConfigRecord({"round": round, "rows": digest(rows), "version": VERSION})
     content = RecordDict({"train": head})
     if frozen is not None:
         content["frozen"] = frozen
-    content["x"] = arrays(cut(broadcast.x, rows))
+    content["x"] = arrays(cut_codes(broadcast.x, rows))
     if broadcast.aug is not None:
-        content["aug"] = arrays(cut(broadcast.aug, rows))
+        content["aug"] = arrays(cut_codes(broadcast.aug, rows))
     if broadcast.extra is not None:
         content["extra"] = arrays(broadcast.extra)
     if jax.tree.leaves(told):
@@ -211,17 +273,21 @@ class Task(NamedTuple):
 
 def parsed_task(
     content: RecordDict, x: Any, rows: Mapping[str, np.ndarray], told: Any = (),
-    extra: Callable[[], Any] = lambda: None, rates: Iterable[str] = (),
+    extra: Callable[[], Any] = lambda: None, rates: Iterable[str] = (), download: Any = None,
 ) -> Task | None:  # fmt: skip
     """The task in a message; None if the server means other rows. `x`, `told` and `extra()` have
     the shapes of the model, of what the aggregation tells and of the algorithm's own fields;
-    `rates` are the names of the rates that are sent."""
+    `rates` are the names of the rates that are sent. Codes of the broadcast are still codes."""
     round, rows_digest = config(content, "train", round=int, rows=int)
     check_version(content["train"])
     if rows_digest != digest(rows):
         return None
-    like = cut_shapes(x, rows)
-    aug = parsed_tree(content["aug"], like) if "aug" in content else None
+    kinds = ("float32", "float32") if download is None else (download.x, download.aug)
+    like, like_aug = (
+        cut_codes(jax.eval_shape(functools.partial(coded, kind), x), rows, cut_shapes)
+        for kind in kinds
+    )
+    aug = parsed_tree(content["aug"], like_aug) if "aug" in content else None
     told = parsed_tree(content.get("told"), told) if jax.tree.leaves(told) else told
     own = parsed_tree(content["extra"], extra()) if "extra" in content else None
     broadcast = Broadcast(parsed_tree(content.get("x"), like), aug, extra=own)
@@ -249,24 +315,27 @@ def check_version(head: Any) -> None:
 STALE = RecordDict({"stale": ConfigRecord({})})  # "I hold other rows now: ask me again"
 
 
-TREES = ("weighted", "grads", "extra")  # the fields of Sent that are trees
+CODES = ("weighted", "grads")  # the fields of Sent that may be codes
 
 
-def upload(sent: Sent) -> RecordDict:
-    """What a client sends to the server."""
+def upload(sent: Sent, bits: int | None = None) -> RecordDict:
+    """What a client sends to the server; `bits` of its codes."""
     numbers: dict[str, Any] = {
         name: float(getattr(sent, name)) for name in ("weight", "steps", "loss")
     }
     content = RecordDict({"numbers": MetricRecord(numbers)})
     for name in TREES:
         if (tree := getattr(sent, name)) is not None:
-            content[name] = arrays(tree)
+            content[name] = arrays(tree, bits if name in CODES else None)
     return content
 
 
 @only_rejected
-def parsed_upload(content: RecordDict, like: Sent, s: Settings, most: float) -> Sent:
-    """What a client sent, like `like`, or Rejected. `most` is the largest norm allowed."""
+def parsed_upload(
+    content: RecordDict, like: Sent, s: Settings, most: float, bits: int | None = None
+) -> Sent:
+    """What a client sent, like `like`, or Rejected. `most` is the largest norm allowed, `bits` is
+    the size of codes, whose range bounds the norm."""
     if "stale" in content:
         raise Rejected("stale", "it holds other rows now, and is asked for them again")
     weight, steps, loss = numbers(content.get("numbers"), "weight", "steps", "loss")
@@ -280,16 +349,21 @@ def parsed_upload(content: RecordDict, like: Sent, s: Settings, most: float) -> 
     if not least <= weight <= largest:
         raise Rejected("malformed", "its weight is not possible with its steps")
     trees = {
-        name: parsed_tree(content.get(name), getattr(like, name))
+        name: parsed_tree(content.get(name), getattr(like, name), bits if name in CODES else None)
         for name in TREES
         if getattr(like, name) is not None
     }
+    if "report" in trees and (trees["report"] == NOT_FINITE).any():
+        raise Rejected("nonfinite", "its change of the model is not finite")
+    if "report" in trees and trees["report"][-1] > 1:
+        raise Rejected("malformed", "its report is none")
     for leaf in jax.tree.leaves(trees):
         if not np.isfinite(leaf).all():
             raise Rejected("nonfinite", "its change of the model is not finite")
     head = {"weight": weight, "steps": steps, "loss": loss}
     sent = like._replace(**trees, **{name: np.float32(v) for name, v in head.items()})
-    check_norms(sent, most)
+    if bits is None:
+        check_norms(sent, most)
     return sent
 
 

@@ -17,10 +17,10 @@ from flwr.proto.message_pb2 import ObjectTree
 from flwr.supercore.constant import HEAD_BODY_DIVIDER, HEAD_VALUE_DIVIDER
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 
-from mixfl.aggregation.wire import Sent
+from mixfl.aggregation import packing
+from mixfl.aggregation.wire import TREES, Sent
 from mixfl.deploy.flower.messages import Rejected
 from mixfl.forms.rows import Table
-from mixfl.trees import named_leaves
 
 SMALLEST_CHUNK = 1 << 18  # bytes; Flower's own chunks are of 5 MiB
 LEVELS = (  # the kinds of objects at each level of a message's tree
@@ -47,14 +47,15 @@ def bounds(sizes: Iterable[tuple[str, int]]) -> Bounds:
 
 
 def upload_bounds(like: Sent) -> Bounds:
-    trees = [tree for tree in (like.weighted, like.grads, like.extra) if tree is not None]
-    named = [item for tree in trees for item in named_leaves(tree).items()]
-    return bounds((name, _bytes(leaf)) for name, leaf in named)
+    """Codes take at most as many bytes as the arrays of `like`."""
+    trees = {name: getattr(like, name) for name in TREES if getattr(like, name) is not None}
+    return bounds((n, sum(map(_bytes, jax.tree.leaves(tree)))) for n, tree in trees.items())
 
 
 def hello_bounds(tables: Mapping[str, Mapping[str, Table]]) -> Bounds:
     """Bounds on what a node says about itself: at most all rows of each table."""
-    every = [bounds((n, 4 * t.rows) for n, t in own.items()) for own in tables.values()]
+    most = packing.MOST_BYTES
+    every = [bounds((n, most * t.rows) for n, t in own.items()) for own in tables.values()]
     return Bounds(*(max(column) for column in zip(*every, strict=True)))
 
 

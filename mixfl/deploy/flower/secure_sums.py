@@ -10,8 +10,8 @@ range / L, rounded at random; below 32 bits, arrays are rotated first (aggregati
 
 **Ranges** are the same for all clients. They follow from the levels of the last rounds, which the
 server gets as sums, too (aggregation/quantize.py); with 32 bits they are wide. The first round has
-none: it has 32 bits, and ranges that are wide enough for any sane change. A client whose numbers exceed the range shortens
-the array, and counts as `clients/saturated`.
+none: it has 32 bits, and ranges that are wide enough for any sane change. A client whose numbers
+exceed the range shortens the array, and counts as `clients/saturated`.
 
 **Privacy.** With differential privacy, a client shortens its whole change to the norm C, rounds it
 to a grid, and adds noise (secure_noise.py). Its only head is the 1; it tells no levels.
