@@ -10,6 +10,7 @@ import importlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from mixfl.deploy.flower.lingering import LINGER
 from mixfl.errors import MixflError
 from mixfl.problem import Problem
 
@@ -20,7 +21,6 @@ try:
 except ImportError as error:
     raise MixflError(f"Flower: {error}. Install it: pip install 'mixfl[flower]'") from None
 
-LINGER = "linger"  # the record of a message that wants nothing
 ProblemLike = Problem | Callable[[], Problem] | str
 Answer = Callable[[ProblemLike, str, RecordDict, Context], RecordDict]
 

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from flwr.app import ConfigRecord, Message, RecordDict
 
-from mixfl.deploy.flower.apps import LINGER
+from mixfl.deploy.flower.lingering import LINGER
 from mixfl.deploy.flower.link import Unreachable
 from mixfl.deploy.flower.messages import Rejected
 from mixfl.deploy.flower.nodes import Node, Nodes

@@ -10,6 +10,7 @@ their own: two exchanges more.
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -143,7 +144,7 @@ class SecureRound:
         for j, nodes in enumerate(cohorts):
             for place, node in enumerate(nodes):
                 if node.id not in self.rounds.adverts:
-                    job = Job(SMALL, lambda c, n=node: self._keep_advert(n, c), counts)
+                    job = Job(SMALL, partial(self._keep_advert, node), counts)
                     request = RecordDict({RECORD: ConfigRecord({"advertise": True})})
                     stage.ask(Asked(node, j, place, job), "query", request)
 
@@ -165,7 +166,7 @@ class SecureRound:
         for j, group in enumerate(groups):
             for place, node in enumerate(group.nodes):
                 request = RecordDict({RECORD: ConfigRecord({"roster": group.round.roster(place)})})
-                job = Job(SMALL, lambda c, g=group, p=place: self._take_boxes(g, p, c), True)
+                job = Job(SMALL, partial(self._take_boxes, group, place), True)
                 stage.ask(Asked(node, j, place, job), "query", request)
         stage.pull()
         return Prepared(self.t, cohorts, groups)
@@ -206,7 +207,7 @@ class SecureRound:
         most = most._replace(text=most.text + 1024)
         for place, delivery in boxes.items():
             request = ConfigRecord({**coding.asked._asdict(), "boxes": delivery})
-            job = Job(most, lambda c, g=group, p=place: self._take_masked(g, p, c), True)
+            job = Job(most, partial(self._take_masked, group, place), True)
             content = RecordDict({**what, RECORD: request})
             stage.ask(Asked(group.nodes[place], j, place, job), "train", content)
 
@@ -258,14 +259,14 @@ class SecureRound:
         for j, group in enumerate(groups):
             alive = group.round.survivors()
             for place in sorted(group.round.alive):
-                take = _taker(_take_shares, group, place)
+                take = partial(_take_shares, group, place)
                 add(group.nodes[place], j, place, "survivors", alive, take)
         for j, group in enumerate(following):
             for place, node in enumerate(group.nodes):
                 roster = group.round.roster(place)
-                add(node, j, place, "roster", roster, _taker(self._take_boxes, group, place))
+                add(node, j, place, "roster", roster, partial(self._take_boxes, group, place))
         for asked, request, takers in requests.values():
-            job = Job(SMALL, lambda c, ts=takers: [take(c) for take in ts], counts=False)  # type: ignore[arg-type,return-value]
+            job = Job(SMALL, partial(_take_all, takers), counts=False)
             content = RecordDict({RECORD: ConfigRecord(request)})
             stage.ask(asked._replace(like=job), "query", content)
         stage.pull()
@@ -306,8 +307,9 @@ class SecureRound:
         return RoundBytes(down / clients, up / clients)
 
 
-def _taker(take: Callable, group: Group, place: int) -> Callable[[RecordDict], None]:
-    return lambda content: take(group, place, content)
+def _take_all(takers: list[Callable[[RecordDict], None]], content: RecordDict) -> None:
+    for take in takers:
+        take(content)
 
 
 def _take_shares(group: Group, place: int, content: RecordDict) -> None:
