@@ -193,8 +193,8 @@ class Settings:
     dp_clip_quantile: Annotated[float, Meta(gt=0, lt=1)] = key(
         0.5, "share of the clients that an adaptive C leaves as they are"
     )
-    dp_mechanism: Literal["gaussian", "banded"] = key(
-        "gaussian", "noise: independent; banded: correlated, without credit for sampling"
+    dp_mechanism: Literal["gaussian", "banded", "distributed"] = key(
+        "gaussian", "noise: independent; banded: correlated; distributed: added by the clients"
     )
     dp_sampling: Literal["poisson", "fixed", "none"] = key(
         "none", "what the accountant may assume of `sampling`; none: nothing, always right"

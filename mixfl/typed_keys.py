@@ -62,7 +62,7 @@ class Keys(TypedDict, total=False):
     dp_clip: float | Literal["adaptive"]
     dp_clip_start: float
     dp_clip_quantile: float
-    dp_mechanism: Literal["gaussian", "banded"]
+    dp_mechanism: Literal["gaussian", "banded", "distributed"]
     dp_sampling: Literal["poisson", "fixed", "none"]
     dp_min_sep: int
     dp_clients: int | Literal["auto"]

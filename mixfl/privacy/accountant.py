@@ -48,6 +48,7 @@ class Rounds:
     cap: int | None = None  # most clients in a Poisson cohort
     min_sep: int = 1
     bands: int = 1  # of the noise; 1: independent from round to round
+    discrete: bool = False  # the noise is a sum of the clients' discrete Gaussians
 
     def check(self) -> None:
         if self.cohort > self.clients:
@@ -64,6 +65,8 @@ class Rounds:
             return "PLD, Poisson sampling" + (f", at most {self.cap}" if self.cap else "")
         if self.sampling == "fixed":
             return "RDP, sampling without replacement, or Gaussian without sampling"
+        if self.discrete:
+            return "RDP, the clients' discrete Gaussian noise, no sampling"
         return "Gaussian, banded matrix" if self.bands > 1 else "Gaussian, no sampling"
 
     def epsilon(self, noise: float, rounds: int, delta: float) -> float:
@@ -80,7 +83,8 @@ class Rounds:
             if self.cohort == self.clients:
                 return plain
             return min(plain, _fixed(self.clients, self.cohort, noise / 2, rounds, delta))
-        return _gaussian(noise / sensitivity(self.bands, self.min_sep, rounds), delta)
+        alone = noise / sensitivity(self.bands, self.min_sep, rounds)
+        return _rdp(1.0, alone, 1, delta) if self.discrete else _gaussian(alone, delta)
 
     @functools.lru_cache(64)  # noqa: B019 (it is small; runs of a study share plans)
     def noise_for(self, epsilon: float, rounds: int, delta: float) -> float:

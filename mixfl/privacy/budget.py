@@ -75,6 +75,7 @@ def budget(problem: Problem, algorithm: str, s: Settings) -> Budget | None:
         plan = Rounds(
             clients, s.dp_scale * s.cohort_size, s.dp_sampling, _cap(s, clients), s.dp_min_sep,
             bands(s.dp_min_sep) if s.dp_mechanism == "banded" else 1,
+            s.dp_mechanism == "distributed",
         )  # fmt: skip
         plan.check()
         if clients // s.dp_min_sep < plan.cohort:

@@ -28,7 +28,7 @@ class DP:
     clip: float | Literal["adaptive"] = "adaptive"
     clip_start: float | None = None
     clip_quantile: float | None = None
-    mechanism: Literal["gaussian", "banded"] = "gaussian"
+    mechanism: Literal["gaussian", "banded", "distributed"] = "gaussian"
     sampling: Literal["poisson", "fixed", "none"] | None = None
     cap: int | None = None
     min_sep: int | None = None
@@ -41,7 +41,7 @@ class DP:
         given = {f"dp_{k}": v for k, v in vars(self).items() if v is not None}
         sampling, cap = given.pop("dp_sampling", None), given.pop("dp_cap", None)
         if sampling is None:
-            alone = self.mechanism == "banded" or (self.min_sep or 1) > 1
+            alone = self.mechanism != "gaussian" or (self.min_sep or 1) > 1
             sampling = "none" if alone else "poisson"
         if cap is not None and sampling != "poisson":
             raise MixflError("dp: cap is for sampling = poisson.")

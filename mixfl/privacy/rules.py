@@ -42,7 +42,7 @@ def applied(algorithm: str, s: Settings) -> Settings:
             f"dp_sampling = {sampling} with sampling = {drawn}: the accountant must know how "
             "cohorts are drawn. Give --dp sampling=poisson, fixed or none, and nothing else."
         )
-    if sampling != "none" and (s.dp_min_sep > 1 or s.dp_mechanism == "banded"):
+    if sampling != "none" and (s.dp_min_sep > 1 or s.dp_mechanism != "gaussian"):
         raise MixflError(
             f"dp: mechanism = {s.dp_mechanism} and min_sep = {s.dp_min_sep} get no credit for "
             "sampling: give --dp sampling=none."

@@ -41,7 +41,9 @@ from mixfl.runs.stopping import STOP
 from mixfl.tasks import PYTHON, TASKS
 
 # Keys that may change when a run goes on: how a deployment deals with failures.
-OPERATION = ("round_deadline", "min_replies", "min_clients", "over_select", "max_update_norm")
+OPERATION = (
+    "round_deadline", "min_replies", "min_clients", "over_select", "max_update_norm", "linger",
+)  # fmt: skip
 BEGUN = {".lock", ".config.toml.partial"}  # a run may leave these before its config.toml
 LOOKS, LOOK_SECONDS = 5, 0.01  # for a lock
 MESSAGE = 2000  # characters in status.json: the file stays within one block of a disk

@@ -3,6 +3,7 @@ wire, a clock of its own, and failures as wanted."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -46,11 +47,13 @@ class InProcess(Grid):
     events: list = field(default_factory=list)
     sent: dict[str, Message] = field(default_factory=dict)
     under_way: dict[str, list] = field(default_factory=dict)  # message -> (when, reply)
+    states: dict[int, RecordDict] = field(default_factory=dict)  # of nodes, by place
 
     def set_run(self, run): ...
 
     @property
-    def run(self): ...
+    def run(self):
+        return SimpleNamespace(run_id=1)
 
     def create_message(self, *args, **more): ...
 
@@ -93,7 +96,8 @@ class InProcess(Grid):
     def _run(self, message):
         """The node's part, with what goes wrong there."""
         place = message.metadata.dst_node_id - FIRST_NODE
-        context = Context(1, FIRST_NODE + place, dict(self.nodes[place]), RecordDict(),
+        state = self.states.setdefault(place, RecordDict())  # kept between messages, as Flower does
+        context = Context(1, FIRST_NODE + place, dict(self.nodes[place]), state,
                           dict(self.run_config))  # fmt: skip
 
         def reply() -> Message:

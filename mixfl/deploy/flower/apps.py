@@ -10,6 +10,7 @@ import importlib
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from mixfl.deploy.flower.lingering import LINGER
 from mixfl.errors import MixflError
 from mixfl.problem import Problem
 
@@ -44,6 +45,12 @@ def server_app(problem: ProblemLike, callbacks: Iterable[Any] = ()) -> ServerApp
 
 def answer(problem: ProblemLike, kind: str, content: RecordDict, context: Context) -> RecordDict:
     """A node's answer to a message of the kind `query` or `train`, computed in this process."""
+    if LINGER in content:
+        return RecordDict({})
+    from mixfl.deploy.flower import secure_node
+
+    if kind == "query" and secure_node.asked(content):
+        return secure_node.answer(content, context)
     prepare()
     from mixfl.deploy.flower import frozen, messages
     from mixfl.deploy.flower.client import client_of
@@ -52,7 +59,11 @@ def answer(problem: ProblemLike, kind: str, content: RecordDict, context: Contex
     client = client_of(load(problem), context.run_config, node, content)
     if client is None:  # it is sent the frozen arrays when it is asked who it is
         return frozen.LACKS if kind == "query" else messages.STALE
-    return client.hello() if kind == "query" else client.train(content)
+    if kind == "query":
+        return client.hello()
+    if secure_node.asked(content):
+        return secure_node.train(client, content, context)
+    return client.train(content)
 
 
 @functools.cache

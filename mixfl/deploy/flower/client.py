@@ -18,8 +18,12 @@ from mixfl.algorithms.marks import known_marks, marked_by_user, uses_own_loss_on
 from mixfl.algorithms.origin import rate_of, with_rates
 from mixfl.deploy.flower import frozen, messages
 from mixfl.deploy.flower.config import chosen
+from mixfl.deploy.flower.messages import check_norms
 from mixfl.deploy.flower.no_loss import NoLoss
+from mixfl.deploy.flower.secure_node import demanded
+from mixfl.deploy.flower.secure_sums import Asked, Coding, secure_chain
 from mixfl.deploy.flower.simulated import load, number, population
+from mixfl.deploy.secure.ring import Layout, Vector
 from mixfl.engine.auto import choose_forms, in_fast_form
 from mixfl.engine.cohort import ORDER, client_example_keys, client_keys, cohort_rows
 from mixfl.engine.preflight import attempt, check_loss, check_purity, check_rows
@@ -36,8 +40,13 @@ class Client:
     """Holds its data and compiled programs. It can be kept for any number of rounds."""
 
     def __init__(self, problem: Problem, run_config: Mapping[str, Any], node: Mapping[str, Any]):
-        problem, recipe, s, _ = chosen(problem, run_config)
-        self.number, self.s = number(node), s
+        problem, recipe, s, d = chosen(problem, run_config)
+        self.number, self.s, self.d = number(node), s, d
+        if demanded(node) and not d.secure:
+            raise MixflError(
+                "this node's configuration (secure-min, secure-peers) allows training only under "
+                "secure aggregation, and the run has secure = false."
+            )
         elsewhere = population(problem, node)
         data = attempt(f"loading the data of '{elsewhere.name}'", lambda: load(elsewhere, node))
         self.term = _uncompiled(dataclasses.replace(elsewhere, clients=data))
@@ -52,7 +61,8 @@ class Client:
         self.scheduled = self.algorithm.origin.scheduled(0)  # type: ignore[union-attr]
         self.init = functools.partial(problem.init, jax.random.key(s.seed))
         self.x = jax.eval_shape(self.init)  # the model's shapes
-        self.aggregation, self.download = chain(s).at(client=True), Download(s)
+        self.aggregation = (secure_chain(s) if d.secure else chain(s)).at(client=True)
+        self.download = Download(s)
         forms = choose_forms(local, self.x, known_marks(self.algorithm), s, self.aggregation)
         self.tables = forms.tables.get(self.term.name, {})
         # It gets and sends only its own rows of a table. To the client, they are the whole table.
@@ -96,6 +106,32 @@ class Client:
 
     def train(self, content: RecordDict) -> RecordDict:
         """Its part of a round."""
+        if self.d.secure:
+            raise MixflError("the run has secure = true, and the server asks for a plain change.")
+        task = self._task(content)
+        if task is None:
+            return messages.STALE
+        return messages.upload(self._trained(task), self.aggregation.bits(task.told))
+
+    def secured(
+        self, content: RecordDict, clients: int, bits: int, both: bool, steps: int
+    ) -> tuple[Layout, Vector] | tuple[RecordDict, None]:
+        """Its part of a round, to be masked; or what to reply instead."""
+        if not self.d.secure:
+            raise MixflError("the run has secure = false, and the server asks for a masked change.")
+        task = self._task(content)
+        if task is None:
+            return messages.STALE, None
+        sent = jax.tree.map(np.asarray, self._trained(task))
+        asked = Asked(bits, both, steps)
+        try:
+            coding = Coding(self.s.of(self.term), sent, task.told[-1], clients, asked)
+            check_norms(sent, self.d.max_update_norm)
+            return coding.layout, coding.vector(sent)
+        except messages.Rejected as rejected:
+            raise MixflError(f"this client takes no part in the round: {rejected}.") from None
+
+    def _task(self, content: RecordDict) -> messages.Task | None:
         try:
             told = self.aggregation.told(self.aggregation.init(self.x, self.population))
             task = messages.parsed_task(
@@ -103,14 +139,13 @@ class Client:
             )
         except messages.Rejected as rejected:
             raise MixflError(f"the server's message is not of this problem: {rejected}.") from None
-        if task is None:
-            return messages.STALE
-        if frozen.digest_in(content) != self.frozen:
+        if task is not None and frozen.digest_in(content) != self.frozen:
             raise MixflError(frozen.OTHERS)
-        feed = self.feed(task.round)
+        return task
+
+    def _trained(self, task: messages.Task) -> Sent:
         broadcast = jax.tree.map(np.asarray, self.download.decoded(task.broadcast))
-        own = self.program(broadcast, feed, task.told, task.rates)
-        return messages.upload(own, self.aggregation.bits(task.told))
+        return self.program(broadcast, self.feed(task.round), task.told, task.rates)
 
     def feed(self, round: int) -> ClientFeed:
         """Its batches of a round, in the order in which the simulator would read them."""

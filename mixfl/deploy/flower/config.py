@@ -56,6 +56,10 @@ class Deployment:
         "secret", "drawn from the server's secret, or from seed as in the simulator"
     )
     populations: str = key("", "file at the server with each node's population, by its key")
+    linger: Index = key(
+        0, "empty messages after each task, which keep a node from sleeping until the next one"
+    )
+    secure: bool = key(False, "the server gets sums of masked changes, and no single one")
 
     def __post_init__(self):
         check_fields(self)
@@ -86,9 +90,57 @@ def chosen(
     for name, why in SIMULATED.items():
         if getattr(s, name) != KEYS[name].default:
             raise MixflError(f"{name} = {getattr(s, name)} can't be deployed: {why}.")
-    if s.private:  # the rows that a client asks for would tell what it has
+    if deployment.secure:
+        s = secured(algorithm.id, s, given)
+    if s.private or deployment.secure:  # the rows that a client asks for would tell what it has
         s = dataclasses.replace(s, tables="dense")
     return weighted, algorithm, s, deployment
+
+
+SECURE = ("fedavg", "pt", "1wgt", "2wgt", "pretrain", "baseline", "central")
+UPLOADS = {"float32": 32, "int16": 16, "int8": 8, "int4": 4}  # bits
+
+
+def secured(algorithm: str, s: Settings, given: Mapping[str, Any]) -> Settings:
+    """The settings of a run with secure aggregation, or why there can't be one."""
+    if algorithm not in SECURE:
+        raise MixflError(
+            f"secure = true with '{algorithm}': its clients send more than their change, and "
+            f"there is no rule for that. Use one of {', '.join(SECURE)}."
+        )
+    if s.aggregation != "mean":
+        raise MixflError(
+            f"secure = true with aggregation = {s.aggregation}: it compares the clients' changes, "
+            "and the server sees only their sum. Use aggregation = mean, or secure = false."
+        )
+    if s.clip == "quantile" and "clip" in given:
+        raise MixflError(
+            "secure = true with clip = quantile: the limit follows the norms of single clients, "
+            "which the server does not see. Give clip = off, or a number: clients clip themselves."
+        )
+    if s.cohort_size < 3:
+        raise MixflError(f"secure = true with cohort_size = {s.cohort_size}: at least 3 clients.")
+    bits = UPLOADS.get(s.upload, 0)
+    if s.private and s.upload != "float32":
+        raise MixflError(
+            f"secure = true with upload = {s.upload} and differential privacy: the noise needs 32 "
+            "bits. Use upload = float32."
+        )
+    if 2 ** max(bits - 1, 0) - 1 < s.cohort_size:
+        raise MixflError(
+            f"secure = true with upload = {s.upload}: a sum of {s.cohort_size} clients' codes has "
+            "no room in it. Use int16 or float32."
+        )
+    if s.private:
+        if s.dp_clip == "adaptive" or s.dp_mechanism == "banded":
+            raise MixflError(
+                "secure = true with differential privacy: clients add the noise, which needs a "
+                f"fixed clip norm and dp_mechanism = distributed; got dp_clip = {s.dp_clip}, "
+                f"dp_mechanism = {s.dp_mechanism}. Give a number as dp_clip, "
+                "and leave out dp_mechanism."
+            )
+        s = dataclasses.replace(s, dp_mechanism="distributed")
+    return dataclasses.replace(s, clip="off") if s.clip == "quantile" else s
 
 
 def check_deployable(recipe: Recipe, algorithm: Algorithm) -> None:

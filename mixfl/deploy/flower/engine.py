@@ -27,13 +27,17 @@ from mixfl.aggregation.wire import Sent, encoded, restored
 from mixfl.algorithms.contract import Algorithm, Batches, ClientFeed, Recipe, Sums
 from mixfl.algorithms.marks import known_marks
 from mixfl.algorithms.origin import with_rates
+from mixfl.deploy.flower import secure_sums
 from mixfl.deploy.flower.config import Deployment, check_deployable
 from mixfl.deploy.flower.exchange import Exchange, padded
 from mixfl.deploy.flower.link import Link, link_to
 from mixfl.deploy.flower.members import Members
+from mixfl.deploy.flower.messages import Rejected
 from mixfl.deploy.flower.no_loss import NoLoss
 from mixfl.deploy.flower.nodes import Nodes
 from mixfl.deploy.flower.replies import Clock
+from mixfl.deploy.flower.secure_exchange import SecureRounds
+from mixfl.deploy.flower.secure_sums import Coding, secure_chain
 from mixfl.engine.auto import Forms, choose_forms, model_shapes, resolved
 from mixfl.engine.base import KeepsNothing, Progress, RoundBytes, RoundResult
 from mixfl.engine.feeding import Draws
@@ -76,7 +80,8 @@ class DeployedEngine(KeepsNothing):
         self.clock, self.note = clock, note
         self.algorithm = recipe.build(problem, self.s)
         check_deployable(recipe, self.algorithm)
-        self.aggregation, self.download = chain(self.s), Download(self.s)
+        self.aggregation = secure_chain(self.s) if d.secure else chain(self.s)
+        self.download = Download(self.s)
         self.forms = self._rows_only(
             choose_forms(
                 problem,
@@ -92,6 +97,8 @@ class DeployedEngine(KeepsNothing):
         self.nodes = Nodes(
             link_to(grid, clock), problem, self.s, d, self.forms.tables, self.members, clock, note
         )
+        self.secure = SecureRounds(self.nodes) if d.secure else None
+        self.stop = 0  # the run's last round
         self.programs: dict[Algorithm, Programs] = {}
         self.bytes = RoundBytes(0.0, 0.0)  # of the last round
         self.failures = 0  # failed rounds in a row
@@ -130,6 +137,7 @@ class DeployedEngine(KeepsNothing):
             every = enumerate(state.aggregation)
             renewed = tuple(self.aggregation.renewed(state_j, j) for j, state_j in every)
             state = state._replace(aggregation=renewed)
+        self.stop = stop
         for t in range(start, stop):
             state, info = self._round(t, state)
             yield RoundResult(t + 1, state, info)
@@ -142,6 +150,8 @@ class DeployedEngine(KeepsNothing):
             central = programs.central(state.algorithm, drawn, rates)
             after, info = programs.update(state.algorithm, [], [], central, rates)
             return state._replace(algorithm=after), {**info, "clients/rejected": 0}
+        if self.secure is not None:
+            return self._secure_round(t, state, programs, drawn, rates)
         cohorts = self.nodes.cohorts(t)
         down = programs.broadcast(state.algorithm, state.download, drawn, rates)
         told = programs.told(state.aggregation)
@@ -204,6 +214,50 @@ class DeployedEngine(KeepsNothing):
             ))  # fmt: skip
         return new if changed else None
 
+    def _secure_round(
+        self, t: int, state: State, programs: Programs, drawn, rates
+    ) -> tuple[State, dict[str, Any]]:
+        """As a round, but the server gets nothing but sums."""
+        assert self.secure is not None
+        now = self.secure.round(t)
+        down = programs.broadcast(state.algorithm, state.download, drawn, rates)
+        told = programs.told(state.aggregation)
+
+        def coding(j: int, told_j, clients: int) -> Coding:
+            s, like = self.s.of(self.problem.populations[j]), programs.summands[j]
+            asked = secure_sums.Asked(
+                secure_sums.BITS[s.upload], like.unweighted is not None, like.by_steps.shape[0]
+            )
+            return Coding(s, programs.like[j], told_j[-1], clients, asked)
+
+        more = t + 1 < self.stop and self.algorithm.at(t + 1).feed.clients
+        following = self.nodes.cohorts(t + 1) if more else [[] for _ in told]
+        now.push(down.codes, told, rates, coding, following)
+        central = jax.block_until_ready(programs.central(state.algorithm, drawn, rates))
+        now.pull()
+        totals = [] if now.short else now.unmask()
+        found = []
+        for j, total in enumerate(totals if not now.short else []):
+            try:
+                clients = len(now.prepared.groups[j].round.alive)
+                found.append(now.codings[j].sums(total, clients))
+            except Rejected as rejected:
+                now.short.append(f"'{self.problem.populations[j].name}': {rejected}")
+        self.bytes, counts = now.bytes(), now.counted()
+        self.members.save()
+        if now.short:
+            self._failed(t, now.short)
+            return state, {**self._published(counts), "rounds/failed": 1, "finite": True}
+        self.failures, aggregation = 0, []
+        for (_, levels, saturated), state_j in zip(found, state.aggregation, strict=True):
+            counts["clients/saturated"] = counts.get("clients/saturated", 0) + saturated
+            ranges: Any = self.aggregation.steps[-1]
+            aggregation.append((*state_j[:-1], ranges.after(state_j[-1], levels)))
+        sums = [sums_j for sums_j, _, _ in found]
+        after, info = programs.update(state.algorithm, down.broadcasts, sums, central, rates)
+        new = State(after, tuple(aggregation), down.errors)
+        return new, self._published({**info, **counts})
+
     def _published(self, info: dict[str, Any]) -> dict[str, Any]:
         return self.aggregation.published(info, self.problem)
 
@@ -229,10 +283,13 @@ class DeployedEngine(KeepsNothing):
     def _failed(self, t: int, short: list[str]) -> None:
         seconds = min(2.0 ** min(self.failures, 10), LONGEST_PAUSE)
         self.failures += 1
+        why = "two thirds of a cohort wanted (secure)"
+        if self.secure is None:
+            least = ", ".join(map(str, dict.fromkeys(self.nodes.least)))
+            why = f"at least {least} wanted (min_replies)"
         self.note(
-            f"round {t + 1} is skipped: good replies from {', '.join(short)}, at least "
-            f"{', '.join(map(str, dict.fromkeys(self.nodes.least)))} wanted (min_replies); going "
-            f"on in {seconds:.0f} s"
+            f"round {t + 1} is skipped: good replies from {', '.join(short)}, {why}; going on in "
+            f"{seconds:.0f} s"
         )
         self.clock.sleep(seconds)
 

@@ -61,6 +61,10 @@ class Link:
             return dict.fromkeys(self.call(self.grid.get_node_ids), b"")
         return {node.node_id: node.public_key for node in self.call(self.grid.get_nodes)}
 
+    def run_id(self) -> int:
+        """Flower's number of the run, as nodes know it."""
+        return getattr(self.grid.run, "run_id", 0)
+
     def push(self, message: Message, until: float) -> str | None:
         """Sends a message. Returns its id, or None if it could not be sent.
 

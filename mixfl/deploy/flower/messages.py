@@ -360,9 +360,16 @@ def parsed_upload(
     for leaf in jax.tree.leaves(trees):
         if not np.isfinite(leaf).all():
             raise Rejected("nonfinite", "its change of the model is not finite")
-    for name, tree in trees.items() if bits is None else ():
-        squares = [np.sum(np.square(a.astype(np.float64))) for a in jax.tree.leaves(tree)]
-        if math.sqrt(sum(squares)) > most * (weight if name == "weighted" else 1):
-            raise Rejected("too_large", "its change of the model is larger than max_update_norm")
     head = {"weight": weight, "steps": steps, "loss": loss}
-    return like._replace(**trees, **{name: np.float32(v) for name, v in head.items()})
+    sent = like._replace(**trees, **{name: np.float32(v) for name, v in head.items()})
+    if bits is None:
+        check_norms(sent, most)
+    return sent
+
+
+def check_norms(sent: Sent, most: float) -> None:
+    for name in TREES:
+        leaves = jax.tree.leaves(getattr(sent, name))
+        squares = [np.sum(np.square(np.asarray(a, np.float64))) for a in leaves]
+        if math.sqrt(sum(squares)) > most * (float(sent.weight) if name == "weighted" else 1):
+            raise Rejected("too_large", "its change of the model is larger than max_update_norm")

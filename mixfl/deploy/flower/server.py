@@ -46,6 +46,8 @@ def deployed(
         )
 
     options = {k: getattr(d, k) for k in OPERATION} | {"cohorts": d.cohorts}
+    if d.secure:
+        options["secure"] = True
     plan = Plan(problem, recipe, s, options=options, make_engine=engine)
     check_private(s)
     return plan.within_budget()
