@@ -14,11 +14,11 @@ BIN := .venv/bin
 		--constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-# What the tests need beyond that: Flower, PyTorch and Hugging Face's models, which are large.
+# What the tests need beyond that: Flower, PyTorch, Hugging Face's models, ONNX, which are large.
 .venv/complete: .venv/ready
-	@echo "Installing Flower, PyTorch and transformers for the tests (minutes, once)"
+	@echo "Installing Flower, PyTorch, transformers and ONNX for the tests (minutes, once)"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-		--constraint constraints.txt --editable '.[dev,flower,huggingface]'
+		--constraint constraints.txt --editable '.[dev,flower,huggingface,wandb,onnx]'
 	touch $@
 
 .venv/docs: .venv/complete
