@@ -479,7 +479,7 @@ def test_a_run_waits_for_space_on_the_disk(tmp_path, monkeypatch, capsys, said):
 def test_a_run_that_is_stopped_on_request_is_not_repeated(stopped, code, tmp_path, capsys):
     """One that a signal stopped is, and so is one whose earlier process was stopped."""
     out, tries = tmp_path / "run", []
-    out.mkdir()
+    flwr = FakeFlwr(tmp_path, None)
     (out / "status.json").write_text('{"status": "interrupted", "stopped": "on request"}')
     os.utime(out / "status.json", (1, 1))  # long ago
 
@@ -496,7 +496,6 @@ def test_a_run_that_is_stopped_on_request_is_not_repeated(stopped, code, tmp_pat
         (out / "status.json").write_text(json.dumps(said))
         return "its server has ended", False
 
-    flwr = FakeFlwr(tmp_path, None)
     flwr.sleep = lambda seconds: iter(())
     keeper = RunKeeper(flwr, out)
     keeper._try = tried
