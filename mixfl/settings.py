@@ -38,6 +38,10 @@ POPULATION_KEYS = (
     "grad_clip", "weight_decay", "proximal",
 )  # fmt: skip
 RATES = ("client_lr", "server_lr", "central_lr", "merge_lr")
+# Nothing is rounded on the way: for measurements.
+SENT_EXACTLY: Mapping[str, Any] = MappingProxyType(
+    {"upload": "float32", "download": "float32", "download_gradient": "auto"}
+)
 Weighting = Literal["examples", "steps", "uniform"]
 WEIGHTINGS = get_args(Weighting)
 

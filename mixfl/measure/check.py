@@ -26,7 +26,7 @@ from mixfl.frozen import frozen_arrays, with_arrays
 from mixfl.model_state import carries_state
 from mixfl.problem import Central, Problem, Term
 from mixfl.randomness import takes_key, trial_batch
-from mixfl.settings import Settings
+from mixfl.settings import SENT_EXACTLY, Settings
 
 TOLERANCE = 1e-3  # of the step's length, in float32
 COHORT = 20
@@ -197,7 +197,7 @@ def identities(problem: Problem, s: Settings) -> Iterator[Finding]:
     """The identities between algorithms, over two rounds with K = 1 and the same batches."""
     if not problem.populations:
         return
-    m = len(problem.terms)
+    m, s = len(problem.terms), dataclasses.replace(s, **SENT_EXACTLY)
     x0, *pt = models("pt", problem, s)
     two_way = models("2wgt", problem, dataclasses.replace(s, merge_lr=1.0))
     step = jax.tree.map(lambda new, old: (m - 1) * (new - old), pt[0], x0)

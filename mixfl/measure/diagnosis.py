@@ -27,7 +27,7 @@ from mixfl.measure.private_diagnosis import (
 )
 from mixfl.measure.quadratic_model import directions, quadratic_model
 from mixfl.problem import Params, Problem
-from mixfl.settings import Settings
+from mixfl.settings import SENT_EXACTLY, Settings
 from mixfl.theory.advice import Choice, central_batch, changes, choose, names
 from mixfl.theory.intervals import Interval, interval
 from mixfl.theory.predictions import Prediction, Setup, limited_by_noise, rounds_to
@@ -45,7 +45,7 @@ AGAIN = 1 << 20  # measurements use cohorts from this round on, which no run wil
 OPTIMIZERS = ("client_opt", "server_opt", "central_opt", "merge_opt")
 PLAIN: dict[str, Any] = {
     **dict.fromkeys(OPTIMIZERS, "sgd"), "central_lr": "auto", "grad_clip": "off",
-    "weight_decay": 0.0, "proximal": 0.0, "compute": "float32",
+    "weight_decay": 0.0, "proximal": 0.0, "compute": "float32", **SENT_EXACTLY,
 }  # fmt: skip
 
 

@@ -35,7 +35,7 @@ from mixfl.engine.round import State as EngineState
 from mixfl.errors import MixflError
 from mixfl.measure.dissimilarity import dissimilarity, norm2
 from mixfl.problem import Central, Params, Problem
-from mixfl.settings import Settings
+from mixfl.settings import SENT_EXACTLY, Settings
 
 
 class State(NamedTuple):
@@ -189,6 +189,7 @@ class Gradients:
             compute="float32",
             clip="off",
             aggregation="mean",
+            **SENT_EXACTLY,
             local_epochs=None,
             drop_rate=0,
             late_rate=0,
