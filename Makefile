@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo chromium nginx test test-system test-numbers test-flower test-chaos test-all check lint bench bench-peers growth lock clean
+.PHONY: demo docs package chromium nginx test test-system test-numbers test-flower test-chaos test-all check lint bench bench-peers growth lock clean
 
 # Installed once, and again when the project's files or the pinned versions change.
 .venv/ready: pyproject.toml constraints.txt
@@ -21,9 +21,24 @@ BIN := .venv/bin
 		--constraint constraints.txt --editable '.[dev,flower,huggingface]'
 	touch $@
 
+.venv/docs: .venv/complete
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+		--constraint constraints.txt --editable '.[dev,docs]'
+	touch $@
+
 demo: .venv/ready
 	$(BIN)/mixfl compare smile --preset demo --algorithms fedavg,pt,1wgt,2wgt,oracle \
 		--out runs/demo --resume
+
+# The site, in build/site. Runs the tutorials, unless the tests have (build/tutorials); not with
+# `make docs DRAFT=1`.
+docs: .venv/docs
+	DRAFT=$(DRAFT) NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "Open build/site/index.html"
+
+# Wheel and sdist, tried in a clean environment; PYTHONS="python3.12 python3.13" records them.
+package: .venv/ready
+	$(BIN)/python -m benchmarks.package $(PYTHONS)
 
 # For the tests of the report's page, which are skipped without it.
 chromium:
@@ -49,7 +64,6 @@ PYTEST := $(BIN)/python -m pytest -q
 WORKERS ?= 2
 PARALLEL = -n $(WORKERS) --dist worksteal
 OPTIMIZED := MIXFL_TESTS_OPTIMIZED=1
-NUMBERS := $(addprefix tests/,algorithms aggregation engine forms measure pytorch tasks theory)
 
 test: .venv/complete
 	$(PYTEST) $(PARALLEL) -m 'not slow and not flower and not system and not numbers'
@@ -60,7 +74,7 @@ test-system: .venv/complete chromium
 
 # The tests of numbers, with XLA's optimizations and more combinations; CI runs it too.
 test-numbers: .venv/complete
-	$(OPTIMIZED) $(PYTEST) $(PARALLEL) $(NUMBERS) -m 'not slow and not flower and not system'
+	$(OPTIMIZED) $(PYTEST) $(PARALLEL) -m '(numbers or optimized) and not slow and not flower and not system'
 
 # A SuperLink and three SuperNodes as real processes, one test at a time: they share the cores.
 test-flower: .venv/complete nginx
@@ -97,9 +111,9 @@ growth: .venv/ready
 	$(BIN)/python -m benchmarks.growth
 
 # Pin what is installed now: after changing the dependencies, in a fresh .venv.
-lock: .venv/complete
+lock: .venv/docs
 	$(BIN)/python -m pip freeze --exclude-editable | sed "s/+cpu$$//" > constraints.txt
-	touch .venv/ready .venv/complete
+	touch .venv/ready .venv/complete .venv/docs
 
 clean:
-	rm -rf .venv .bench runs .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .bench build runs .pytest_cache .mypy_cache .ruff_cache

@@ -8,8 +8,6 @@ changes nothing else in the process; `prepare_process` does, for speed, when you
 import importlib
 from typing import TYPE_CHECKING
 
-__version__ = "0.1.0"
-
 _WHERE = {
     "ClientData": "mixfl.data.examples",
     "Examples": "mixfl.data.examples",
@@ -51,6 +49,7 @@ _WHERE = {
 __all__ = [*_WHERE, "__version__"]
 
 if TYPE_CHECKING:
+    __version__: str
     from mixfl.algorithms import (
         ALGORITHMS,
         baseline,
@@ -86,9 +85,21 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str):
+    if name == "__version__":
+        return _version()
     if name not in _WHERE:
         raise AttributeError(f"module 'mixfl' has no attribute '{name}'")
     return getattr(importlib.import_module(_WHERE[name]), name)
+
+
+def _version() -> str:
+    """Of the installed package: from the tag, or from the last tag and the commits after it."""
+    from importlib import metadata
+
+    try:
+        return metadata.version("mixfl")
+    except metadata.PackageNotFoundError:
+        return "0+unknown"  # a tree that is on the path, but not installed
 
 
 def __dir__():

@@ -49,6 +49,11 @@ class Interrupted(MixflError):
     exit_code = 130
     everywhere = True
     result: Any = None
+    on_request = False  # by a file in the run folder, not by a signal
+
+    def _render_traceback_(self) -> list[str]:
+        """What a notebook shows in place of a traceback."""
+        return [f"Interrupted: {self} Here: `import sys; result = sys.last_value.result`."]
 
 
 def unknown(kind: str, given: object, valid: Iterable[str]) -> MixflError:

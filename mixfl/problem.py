@@ -31,7 +31,7 @@ Params = Any  # a pytree of floating-point arrays
 RESERVED = {  # names of other things in a run folder
     "config.toml", "metrics.jsonl", "status.json", "model.safetensors", "checkpoints",
     "tensorboard", "mlflow.json", "origin.json", "deployment.json", ".lock", "clients",
-    "algorithm.py",
+    "algorithm.py", "progress.json", "log.jsonl", "stop", "wandb.json", "card.md",
 }  # fmt: skip
 
 
@@ -175,6 +175,10 @@ class Problem:
     or a function that loads it. A loss takes them as a parameter of that name,
     `loss(params, batch, frozen)`.
 
+    `predict(params, batch)` returns a model's outputs for a batch of columns: an array, or a dict
+    of arrays, with a row per example. It may take `state` and `frozen` by these names. `mixfl
+    predict` and `mixfl export` need it; training does not.
+
     `state` is the initial state of the model, such as running statistics: a pytree of arrays.
     `loss(params, batch, state)` returns (losses, the next state). See docs/models.md.
 
@@ -192,6 +196,7 @@ class Problem:
     frozen: Any = None  # afterwards a Frozen, or None
     client_eval: ClientEvaluation | None = None
     state: Any = None
+    predict: Callable[..., Any] | None = None
     kept: dict = field(init=False, repr=False)  # by engines, between runs: compiled programs
 
     def __post_init__(self):
@@ -203,6 +208,8 @@ class Problem:
         self._bind()
         if not isinstance(self.client_eval, ClientEvaluation | None):
             raise MixflError("client_eval: expected a mixfl.ClientEvaluation.")
+        if self.predict is not None and not callable(self.predict):
+            raise MixflError("predict: expected a function predict(params, batch).")
         check_files(self.files, RESERVED)
         names = [t.name for t in terms]
         if len(set(names)) < len(names):

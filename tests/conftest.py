@@ -2,28 +2,15 @@
 between devices can be tested; programs that compile quickly; a folder that keeps them.
 
     make test          unit tests, the reference, one run of each command; at most 5 minutes
-    make test-system   marked system: kills, sweeps, distributes, opens browsers, runs Flower
-    make test-numbers  the tests of numbers again, with the optimizations that XLA makes for users;
-                       and those marked numbers: more combinations of parameters
-    make test-flower   marked flower: a SuperLink and SuperNodes as real processes
+    make test-system   kills, sweeps, distributes, opens browsers, runs Flower, examples and pages
+    make test-numbers  more combinations of parameters; and tests of numbers again, with the
+                       optimizations that XLA makes for users
+    make test-flower   a SuperLink and SuperNodes as real processes
     make test-all      these, and what is marked slow
 
-`.ci/run` runs all but the last. These tests were in `make test` before there were other stages:
-
-    system   test_bad_input          a full disk, as a process sees it
-             test_cli                damaged programs in the cache
-             test_flower_project     watchers and workers that hang or are killed
-             test_pytorch            deployments
-             test_runs               Ctrl-C and a second process
-    numbers  test_against_reference  `steps` on all problems except an algorithm's own
-             test_check              the identities on problems with other terms
-             test_clipping           updates within the limits, of every algorithm;
-                                     FedAvg and 1-way: with momentum, tables, low-rank layers;
-                                     FedAvg: in chunks, on two devices; the limit 0.05
-             test_low_rank           one local step; uniform weights
-             test_robust             equal clients with FedAvg
-             test_rows               1-way on the other problems
-             test_simulator          the server's progress on two devices (2-way stayed)
+`.ci/run` runs all but the last. A test's stage is that of its mark (`@pytest.mark.numbers`), of its
+file or of its function in the sets below. In a table of all algorithms, `make test` has the paper's
+four; the others are in test-numbers.
 """
 
 import gc
@@ -58,16 +45,54 @@ pytest.register_assert_rewrite(
     "deployed", "format_files", "layer_problem", "problems", "run_folders", "table_problem"
 )
 
-# What kills, sweeps, distributes, opens browsers, or runs Flower's server in the test's process.
+# Whole files, by stage.
 SYSTEM = {
     "test_distributed", "test_exchange", "test_faults", "test_flower", "test_flower_poison",
-    "test_kill", "test_members", "test_page", "test_supervisor", "test_sweeps", "test_trackers",
+    "test_kill", "test_members", "test_no_surprises", "test_page", "test_supervisor",
+    "test_sweeps", "test_trackers", "test_wandb", "test_watch_page", "test_zoo",
 }  # fmt: skip
-
-# Tests of numbers that take long: only in their own stage.
 NUMBERS = {
     "test_client_settings", "test_frozen", "test_participation", "test_populations",
     "test_random_losses",
+}  # fmt: skip
+# Repeated in test-numbers with XLA's optimizations.
+OPTIMIZED = {
+    "test_against_reference", "test_chain", "test_clipping", "test_convolutions", "test_facts",
+    "test_half", "test_lookups", "test_loops", "test_losses", "test_low_rank", "test_mechanism",
+    "test_movie", "test_own_part", "test_recurrence", "test_recurrent", "test_robust", "test_rows",
+    "test_simulator", "test_sizes", "test_smile", "test_text", "test_training", "test_winograd",
+}  # fmt: skip
+# Single functions that take long.
+FUNCTIONS = {
+    "system": {
+        "test_a_page_trains_a_module", "test_a_page_trains_with_draws",
+        "test_a_page_trains_with_privacy", "test_a_private_deployment_is_the_simulator",
+        "test_a_second_run_compiles_nothing", "test_a_study_from_its_file_to_the_page",
+        "test_an_example_runs", "test_config_repeats_the_run", "test_diagnose_on_the_command_line",
+        "test_every_command_of_the_readme_takes_the_saved_file", "test_memory_stays_flat",
+        "test_mixed_learns_what_federated_alone_can_not", "test_plot_command",
+        "test_script_is_repeated_to_the_same_bits",
+    },
+    "numbers": {
+        "test_a_loss_that_uses_more_than_the_rows_is_refused",
+        "test_adaptive_server_optimizers_agree_too",
+        "test_advice_follows_what_is_known_of_the_algorithms",
+        "test_chunks_and_devices_change_nothing", "test_chunks_and_devices_clip_alike",
+        "test_noise_is_enough_and_hardly_more", "test_other_settings_equal_the_reference",
+        "test_padding_leaves_an_optimizer_alone_beside_an_augmenting_gradient",
+        "test_row_sparse_tables_are_clipped_alike", "test_rows_are_dense",
+        "test_sparse_is_dense_on_other_problems",
+        "test_the_host_gives_what_the_compiled_round_gives",
+        "test_the_prediction_is_near_what_xla_allocates",
+        "test_the_server_tells_how_far_it_is", "test_unknown_operators_are_timed_once",
+        "test_weighting_by_examples_steps_and_uniform_differ",
+    },
+}  # fmt: skip
+PAPERS = {"fedavg", "pt", "1wgt", "2wgt"}
+# Tables of all algorithms: of others than the paper's, in test-numbers.
+TABLES = {
+    "test_against_reference", "test_clipping", "test_low_rank", "test_mechanism", "test_properties",
+    "test_robust", "test_rows", "test_runs", "test_schedules",
 }  # fmt: skip
 
 
@@ -94,7 +119,11 @@ def bounded_memory():
 
 def pytest_collection_modifyitems(items):
     for item in items:
-        if item.path.stem in SYSTEM:
-            item.add_marker("system")
-        if item.path.stem in NUMBERS:
+        file, function = item.path.stem, getattr(item, "originalname", item.name)
+        for stage, files in (("system", SYSTEM), ("numbers", NUMBERS), ("optimized", OPTIMIZED)):
+            if file in files or function in FUNCTIONS.get(stage, ()):
+                item.add_marker(stage)
+        given = getattr(item, "callspec", None)
+        algorithm = given.params.get("algorithm") if given else None
+        if file in TABLES and isinstance(algorithm, str) and algorithm not in PAPERS:
             item.add_marker("numbers")

@@ -61,13 +61,9 @@ class Private(Step):
 
     def init(self, x, population):
         s = self._settings.value
-        z = s.dp_noise_multiplier or 0.0
-        bits = max(BITS * self.clients * s.dp_scale, z)
-        noise = (z**-2 - (2 * bits) ** -2) ** -0.5 if self.adaptive and z > 0 else z
         cohorts, first, second = secret_keys(s.dp_seed, population)
         clip = s.dp_clip_start if self.adaptive else s.dp_clip
-        bits = bits if z > 0 else 0.0
-        numbers = (clip, noise / s.dp_scale, bits / s.dp_scale, s.dp_clip_quantile, _scale(s))
+        numbers = (clip, *deviations(s), s.dp_clip_quantile, _scale(s))
         stream = (first, self._matrix().init_multiply(self._like(x)))
         return State(*(jnp.float32(n) for n in numbers), cohorts, second, stream)
 
@@ -170,6 +166,17 @@ class Hidden:
 
     def __repr__(self) -> str:
         return "Hidden"
+
+
+def deviations(s: Settings) -> tuple[float, float]:
+    """Of the noise of the sum, in clip norms, and of the noise of the bits. With dp_scale, of the
+    noise that the mean of the larger cohort would have."""
+    z = s.dp_noise_multiplier or 0.0
+    if z == 0:
+        return 0.0, 0.0
+    bits = max(BITS * s.cohort_size * s.dp_scale, z)
+    noise = (z**-2 - (2 * bits) ** -2) ** -0.5 if s.dp_clip == "adaptive" else z
+    return noise / s.dp_scale, bits / s.dp_scale
 
 
 def secret_keys(seed: int | None, population: int) -> list[jax.Array]:

@@ -1,7 +1,8 @@
 """The command line, which only parses. Commands import what needs JAX when they run.
 
-The commands are in training, paper, problems, results, data, flower and privacy. They share
-options, terminal (printing) and process (starting JAX, ending the process).
+The commands are in training, watch, results, models, problems, data, privacy, flower, paper, doctor
+and completion. They share options, groups (help), terminal (printing) and process (starting JAX,
+ending the process).
 """
 
 import os
@@ -11,7 +12,20 @@ import traceback
 import click
 
 import mixfl
-from mixfl.cli import data, flower, paper, privacy, problems, results, training
+from mixfl.cli import (
+    completion,
+    data,
+    doctor,
+    flower,
+    models,
+    paper,
+    privacy,
+    problems,
+    results,
+    training,
+    watch,
+)
+from mixfl.cli.groups import Grouped, add_examples, near_choice
 from mixfl.cli.options import ALGORITHMS
 from mixfl.cli.process import connected, end, start_jax
 from mixfl.cli.terminal import print_table
@@ -20,7 +34,9 @@ from mixfl.errors import MixflError
 __all__ = ["ALGORITHMS", "cli", "main", "print_table", "start_jax"]
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.group(
+    cls=Grouped, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+)
 @click.version_option(mixfl.__version__)
 def cli():
     """Mixed federated learning: train one model on clients' data and at the server.
@@ -33,10 +49,13 @@ for command in (
     training.run, training.compare, training.sweep,
     paper.reproduce, paper.costs, paper.bounds, paper.dissimilarity,
     problems.check, problems.keys, problems.diagnose,
-    results.report, results.plot, results.rewind, results.recommend, results.sample,
-    data.data, flower.flower, privacy.privacy,
+    watch.watch, results.report, results.plot, results.rewind, results.recommend, results.sample,
+    models.predict, models.export, models.card,
+    data.data, flower.flower, privacy.privacy, doctor.doctor, completion.completion,
 ):  # fmt: skip
     cli.add_command(command)
+add_examples(cli)
+completion.add_completion(cli, ALGORITHMS)
 
 
 def main():
@@ -45,6 +64,7 @@ def main():
     except click.exceptions.Exit as error:
         sys.exit(error.exit_code)
     except click.ClickException as error:
+        error.message += near_choice(error)
         error.show()
         sys.exit(2)
     except (click.Abort, KeyboardInterrupt):

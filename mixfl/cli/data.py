@@ -4,8 +4,10 @@ from pathlib import Path
 
 import click
 
+from mixfl.cli.groups import Suggesting
 
-@click.group()
+
+@click.group(cls=Suggesting)
 def data():
     """Turn data sets into client stores, and inspect stores (docs/data.md)."""
 

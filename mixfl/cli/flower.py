@@ -5,12 +5,13 @@ from pathlib import Path
 
 import click
 
+from mixfl.cli.groups import Suggesting
 from mixfl.errors import MixflError
 
 TASKS = ("smile", "text", "movie")
 
 
-@click.group()
+@click.group(cls=Suggesting)
 def flower():
     """Train on Flower, over a real network: docs/deploy.md."""
 

@@ -31,7 +31,8 @@ TRAINING = [
     click.option("--set", "assignments", multiple=True, metavar="KEY=VALUE",
                  help="Any key, e.g. --set client_lr=0.1; may be repeated. See `mixfl keys`."),
     click.option("--resume", is_flag=True, help="Continue what is in --out."),
-    click.option("--track", metavar="NAME", help="Also log to MLflow: --track mlflow."),
+    click.option("--track", metavar="NAME",
+                 help="Also log to MLflow (mlflow) or Weights & Biases (wandb)."),
     click.option("--distributed", is_flag=True,
                  help="This is one of several processes that train together (docs/scaling.md)."),
 ]  # fmt: skip
@@ -119,6 +120,6 @@ def check_names(task, algorithms, track=None) -> None:
         if given not in ALGORITHMS:
             check_algorithm(given, ALGORITHMS)
     if track is not None:
-        from mixfl.runs.sinks.mlflow import check as check_tracker
+        from mixfl.runs.sinks.trackers import check as check_tracker
 
         check_tracker(track)

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from mixfl.cli.options import JSON, PROBLEM, begin, check_names, options
+from mixfl.cli.options import DP, JSON, PROBLEM, begin, check_names, options, private
 from mixfl.cli.terminal import print_table
 
 
@@ -84,15 +84,16 @@ def keys(task, algorithm):
                  help="Say whether dividing a population by this column would pay."),
     click.option("--out", metavar="DIR", type=click.Path(path_type=Path),
                  help="Folder for a page with the curves; default: runs/diagnose-TASK."),
-    JSON, shared=PROBLEM,
+    DP, JSON, shared=PROBLEM,
 )  # fmt: skip
-def diagnose(task, preset, data, assignments, budget, target, column, out, as_json):
+def diagnose(task, preset, data, assignments, budget, target, column, out, dp, as_json):
     """Measure TASK and recommend an algorithm and its settings, with reasons."""
     import json
 
     from mixfl.runs.sinks.terminal import steps
 
-    given = begin(task, assignments, out)
+    promised = private(dp, None)
+    given = begin(task, assignments, out) | promised
     click.echo(f"Measuring {task}: about {budget:.0f} s (--budget) plus compilation.", err=True)
     from mixfl.report.diagnosis import Verdict
 

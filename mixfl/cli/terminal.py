@@ -10,7 +10,7 @@ def print_table(header, rows, title=None):
 
     table = Table(box=SIMPLE_HEAD, title=title, title_justify="left", title_style="bold")
     for i, name in enumerate(header):
-        words = i == 0 or header[-1] == "meaning" or name in ("what", "claim")
+        words = i == 0 or header[-1] == "meaning" or name in ("what", "claim", "found")
         table.add_column(name, justify="left" if words else "right", no_wrap=i == 0)
     for row in rows:
         table.add_row(*row)

@@ -27,6 +27,7 @@ from mixfl.engine.auto import Forms
 from mixfl.engine.dispatch import Dispatched
 from mixfl.engine.summing import Population, Summed, finite
 from mixfl.errors import MixflError
+from mixfl.forms.rewriting import with_fast_products
 from mixfl.problem import Problem
 from mixfl.settings import RATES, Settings
 
@@ -106,6 +107,8 @@ class Round:
         self.finish = self._jit(self._finish, (None, DRAWN, None, None, None, None, None), donate=0)
 
     def _jit(self, function, specs, donate=None):
+        if self.platform == "cpu" and self.settings.convolutions != "plain":
+            function = with_fast_products(function)
         if self.host:
             return Dispatched(function)
         shardings = {}

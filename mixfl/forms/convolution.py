@@ -91,6 +91,47 @@ spread.defvjp(
 )
 
 
+# With stride 1, one copy of dy's patches serves both gradients
+
+
+Pads = tuple[tuple[int, int], ...]  # of each dimension, before and after
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def unit(g: Geometry, pads: Pads, x, w):
+    """`gathered` with stride 1, from x without its padding."""
+    return gathered(g, zero_padded(x, pads), w)
+
+
+def _unit_backward(g: Geometry, pads: Pads, kept, dy):
+    """dx[p] = sum over k of dy[p + low - k] w[k]', and w[k] = sum over p of x[p]' dy[p + low - k]:
+    both of the patches of dy, with the offsets in the reverse order."""
+    x, w = kept
+    (K, C, D), last = w.shape, g.offsets[-1]
+    around = tuple((n - low, n - high) for n, (low, high) in zip(last, pads, strict=True))
+    dy = zero_padded(dy, around)
+    back = Geometry(dy.shape[1:-1], x.shape[1:-1], g.stride, g.offsets)
+
+    def block(batch, w):
+        x, dy = batch
+        seen_by = patches(back, dy)
+        dw = x.reshape(-1, C).T @ seen_by
+        return dw, (seen_by @ w.reshape(K * D, C)).reshape(x.shape)
+
+    turned = jnp.swapaxes(jnp.flip(w, 0), 1, 2)
+    dw, dx = summed(block, numbers(back, turned), [x, dy], turned)
+    return dx, jnp.flip(jnp.swapaxes(dw.reshape(C, K, D), 0, 1), 0).astype(w.dtype)
+
+
+unit.defvjp(lambda g, pads, x, w: (unit(g, pads, x, w), (x, w)), _unit_backward)
+
+
+def zero_padded(x, pads: Pads):
+    if not any(map(any, pads)):
+        return x
+    return lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *((*p, 0) for p in pads), (0, 0, 0)])
+
+
 def patches(g: Geometry, x):
     """[examples * out places, offsets * C]"""
     C = x.shape[-1]
@@ -172,12 +213,14 @@ def dense(x, w, p):
     """x [examples, *places, C], w [*kernel, C, D] -> [examples, *out, D]"""
     kernel, (C, D) = w.shape[:-2], w.shape[-2:]
     if all(d == 1 for d in p["lhs_dilation"]):
-        x, g = padded(x, kernel, p)
+        inputs, (x, g) = x, padded(x, kernel, p)
         tiles = None
         if {*p["window_strides"], *p["rhs_dilation"]} == {1} and x.dtype.itemsize >= 4:
             tiles = winograd.tiling(kernel, g.out, C, D)
         if tiles:
             return winograd.convolved(tiles, x, w)
+        if set(g.stride) == {1} and len(g.offsets) > 1 and D <= 2 * C:
+            return unit(g, tuple(map(tuple, p["padding"])), inputs, w.reshape(-1, C, D))
         return gathered(g, x, w.reshape(-1, C, D))
     # A transposed convolution spreads each place of x over the kernel's places, backwards.
     places, apart = x.shape[1:-1], p["lhs_dilation"]
@@ -199,18 +242,46 @@ def depthwise(x, w, groups: int, p):
             x, jnp.zeros((), x.dtype), [(0, 0, 0), *((0, 0, d - 1) for _, d in pads), (0, 0, 0)]
         )
     x, g = padded(x, w.shape[:-2], p)
-    w = w.reshape(len(g.offsets), groups, -1)
-    y = sum(
-        seen(g, x, offset)[..., None] * w_k
-        for offset, w_k in zip(np.array(g.offsets), w, strict=True)
-    )
+    y = channelwise(g, x, w.reshape(len(g.offsets), groups, -1))
     return y.reshape(*y.shape[:-2], -1)
 
 
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def channelwise(g: Geometry, x, w):
+    """x [examples, *places, G], w [offsets, G, m] -> [examples, *out, G, m]"""
+    return sum(
+        seen(g, x, offset)[..., None] * w_k
+        for offset, w_k in zip(np.array(g.offsets), w, strict=True)
+    )
+
+
+def _channelwise_backward(g: Geometry, kept, dy):
+    """JAX would add up nine padded arrays for a kernel of 3 x 3, and XLA would compute all that dy
+    comes from in each of them. Here dy is padded once."""
+    (x, w), last, (G, m) = kept, g.offsets[-1], dy.shape[-2:]
+    dw = jnp.stack([
+        jnp.sum(seen(g, x, offset)[..., None] * dy, range(dy.ndim - 2))
+        for offset in np.array(g.offsets)
+    ])  # fmt: skip
+    around = [
+        (n, places - extent, stride - 1)
+        for n, places, extent, stride in zip(last, g.places, g.extent, g.stride, strict=True)
+    ]
+    dy = dy.reshape(*dy.shape[:-2], G * m)
+    dy = lax.pad(dy, jnp.zeros((), dy.dtype), [(0, 0, 0), *around, (0, 0, 0)])
+    back = Geometry(dy.shape[1:-1], g.places, (1,) * len(last), g.offsets)
+    dx = sum(
+        seen(back, dy, offset) * w_k.reshape(-1)
+        for offset, w_k in zip(np.array(g.offsets), jnp.flip(w, 0), strict=True)
+    )
+    return dx.reshape(*x.shape, m).sum(-1), dw
+
+
+channelwise.defvjp(lambda g, x, w: (channelwise(g, x, w), (x, w)), _channelwise_backward)
+
+
 def padded(x, kernel, p) -> tuple[Any, Geometry]:
-    pads = [(0, 0, 0), *((low, high, 0) for low, high in p["padding"]), (0, 0, 0)]
-    if any(low or high for low, high, _ in pads):
-        x = lax.pad(x, jnp.zeros((), x.dtype), pads)
+    x = zero_padded(x, tuple(p["padding"]))
     offsets = every_offset(kernel, p["rhs_dilation"])
     stride = tuple(p["window_strides"])
     out = tuple(

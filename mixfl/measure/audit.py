@@ -7,6 +7,8 @@ How often such guesses can be right bounds epsilon from below, with 95 % confide
 enough: arXiv 2302.03098, 2305.08846, 2410.22235; the bounds are jax-privacy's).
 
 A bound above the accountant's epsilon proves a mistake. One below it proves nothing.
+
+`audit` attacks a small problem of its own; audit_task.py a task or a user's problem.
 """
 
 import os
@@ -16,8 +18,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.flatten_util import ravel_pytree
 
-from mixfl.algorithms import ALGORITHMS
+from mixfl.algorithms import ALGORITHMS, Recipe
 from mixfl.data.examples import ClientData
 from mixfl.engine import Simulator
 from mixfl.errors import MixflError
@@ -60,11 +63,7 @@ def audit(
 ) -> Audit:  # fmt: skip
     """Every client takes part in every round, which is the most that an attacker can wish for.
     `seed`: of coins and directions, for tests."""
-    if canaries < 10:
-        raise MixflError(f"{canaries} canaries tell nothing: give at least 10.")
-    words = [int.from_bytes(os.urandom(8), "little")] if seed is None else [seed]
-    coins = np.random.default_rng(words).random(canaries) < 0.5
-    key = jax.random.key(words[0] % 2**63)
+    coins, key = tossed(canaries, seed)
     there = np.flatnonzero(coins)
     problem = canary_problem(algorithm, key, there, size)
     cohort = len(there) + CLIENTS
@@ -75,16 +74,36 @@ def audit(
         central_batch=1, dp_noise_multiplier=noise, dp_delta=delta, dp_clip=clip,
     )  # fmt: skip
     s = applied(algorithm, s)
-    simulator = Simulator(problem, ALGORITHMS[algorithm].build(problem, s), s)
+    epsilon = plan.epsilon(noise, rounds, delta)
+    return attacked(problem, ALGORITHMS[algorithm], s, epsilon, coins, key)
+
+
+def tossed(canaries: int, seed: int | None) -> tuple[np.ndarray, jax.Array]:
+    """Which canaries take part, and the key of their directions."""
+    if canaries < 10:
+        raise MixflError(f"{canaries} canaries tell nothing: give at least 10.")
+    words = [int.from_bytes(os.urandom(8), "little")] if seed is None else [seed]
+    coins = np.random.default_rng(words).random(canaries) < 0.5
+    return coins, jax.random.key(words[0] % 2**63)
+
+
+def attacked(
+    problem: Problem, recipe: Recipe, s: Settings, epsilon: float, coins: np.ndarray, key
+) -> Audit:
+    """A run whose population has the canaries that take part, and what its model gives away."""
+    simulator = Simulator(problem, recipe.build(problem, s), s)
     start = simulator.init()
-    before = np.asarray(start.x["w"], float)
-    *_, last = simulator.rounds(start, 0, rounds)
-    moved = np.asarray(last.state.x["w"], float) - before
-    scores = np.array([moved @ np.asarray(direction(key, i, size)) for i in range(canaries)])
-    return _judged(algorithm, s, plan, scores, coins)
+    before = np.asarray(ravel_pytree(start.x)[0], float)
+    *_, last = simulator.rounds(start, 0, s.rounds)
+    moved = np.asarray(ravel_pytree(last.state.x)[0], float) - before
+    if not np.isfinite(moved).all():
+        raise MixflError("the attacked run diverged: lower client_lr, or raise epsilon.")
+    size = len(moved)
+    scores = np.array([moved @ np.asarray(direction(key, i, size)) for i in range(len(coins))])
+    return _judged(recipe.id, s, epsilon, scores, coins)
 
 
-def _judged(algorithm: str, s: Settings, plan: Rounds, scores, coins) -> Audit:
+def _judged(algorithm: str, s: Settings, epsilon: float, scores, coins) -> Audit:
     from jax_privacy.auditing import CanaryScoreAuditor
 
     assert s.dp_delta is not None
@@ -94,8 +113,7 @@ def _judged(algorithm: str, s: Settings, plan: Rounds, scores, coins) -> Audit:
     bound = auditor.epsilon_one_run_fdp(SIGNIFICANCE, delta=s.dp_delta)
     spread, center = float(np.std(outside)) or 1.0, float(np.mean(outside))
     return Audit(
-        algorithm, plan.epsilon(s.dp_noise_multiplier, s.rounds, s.dp_delta), s.dp_delta,
-        s.dp_noise_multiplier, s.rounds, float(bound),
+        algorithm, epsilon, s.dp_delta, s.dp_noise_multiplier, s.rounds, float(bound),
         (inside - center) / spread, (outside - center) / spread,
     )  # fmt: skip
 

@@ -1,6 +1,7 @@
 """Measures a problem within a time budget and recommends an algorithm and its settings."""
 
 import dataclasses
+import functools
 import math
 import time
 from collections.abc import Callable
@@ -16,12 +17,21 @@ from mixfl.errors import MixflError
 from mixfl.measure.curvature import Curvature
 from mixfl.measure.gradients import Gradients, Measured
 from mixfl.measure.population_split import Split, check_column, split
+from mixfl.measure.private_diagnosis import (
+    Figures,
+    private_figures,
+    private_plan,
+    probe_settings,
+    public,
+    with_all_parameters,
+)
 from mixfl.measure.quadratic_model import directions, quadratic_model
 from mixfl.problem import Params, Problem
 from mixfl.settings import Settings
 from mixfl.theory.advice import Choice, central_batch, changes, choose, names
 from mixfl.theory.intervals import Interval, interval
 from mixfl.theory.predictions import Prediction, Setup, limited_by_noise, rounds_to
+from mixfl.theory.private_advice import Afforded, choose_private, too_long
 
 Report = Callable[[int, int, str], None]
 ROUNDS = 20  # with K = 1, to measure G~ and B~
@@ -65,6 +75,7 @@ class Diagnosis(NamedTuple):
     changes: list[tuple[str, str]]
     splits: list[Split]
     seconds: float
+    private: Figures | None = None
 
     @property
     def g2(self) -> float:
@@ -101,8 +112,10 @@ def diagnose(
 ) -> Diagnosis:  # fmt: skip
     """`column` is a column by which clients might be divided. `horizon` is the most rounds to
     predict. Optimizers are plain SGD and `central_lr` is `auto`, whatever `s` has. Of a rate that
-    is a schedule, the first round's counts."""
+    is a schedule, the first round's counts. If `s` is private, the measurements are not."""
     check_problem(problem, column)
+    private = private_plan(problem, dataclasses.replace(s.at(0), **PLAIN))
+    s = public(s)
     # Clipping would hide a step that is too long.
     s = dataclasses.replace(s.at(0), **PLAIN, clip="off", aggregation="mean")
     clock = Clock(budget, report)
@@ -128,13 +141,21 @@ def diagnose(
         for j in range(len(problem.terms))
     ]
     model = quadratic_model(problem, subspace, measured)
-    choice = choose(model, setup, target, horizon)
+    fits: list[Afforded] = []
+    if private is None:
+        choice = choose(model, setup, target, horizon)
+    else:
+        model = with_all_parameters(model, curvature, x, subspace.basis, measured)
+        setup, horizon = private.setup(setup), private.s.rounds
+        choice, fits = choose_private(model, setup, horizon, target)
     chosen = choice.chosen
-    probe = probed(problem, s, setup, chosen, x0, curvature, clock)
-    allowed = [
-        (eta, loss) for eta, loss in probe
-        if eta <= chosen.eta or not limited_by_noise(model, chosen.algorithm, setup, eta, target)
-    ]  # fmt: skip
+    noised = private and functools.partial(probe_settings, private, setup, model)
+    probe = probed(problem, s, setup, chosen, x0, curvature, clock, noised)
+    if private is None:
+        wild = functools.partial(limited_by_noise, model, chosen.algorithm, setup, target=target)
+    else:  # a few rounds favor steps whose noise is too much for all of them
+        wild = functools.partial(too_long, model, chosen, setup, rounds=horizon)
+    allowed = [(eta, loss) for eta, loss in probe if eta <= chosen.eta or not wild(eta=eta)]
     divided = splits(problem, s, column, x1, clock)
     return Diagnosis(
         algorithm=chosen.algorithm,
@@ -150,10 +171,11 @@ def diagnose(
         batch=recommended_batch(chosen.algorithm, setup, figures),
         probe=probe,
         changes=list(changes(model, setup, target, horizon, chosen.algorithm))
-        if choice.reached
+        if choice.reached and private is None
         else [],
         splits=divided,
         seconds=clock.spent,
+        private=private and private_figures(private, model, setup, chosen.eta, fits, x.size),
     )
 
 
@@ -262,16 +284,18 @@ def term_figures(
 
 def probed(
     problem: Problem, s: Settings, setup: Setup, chosen: Prediction, x: Params,
-    curvature: Curvature, clock: Clock,
+    curvature: Curvature, clock: Clock, noised: Callable[[float], Settings] | None = None,
 ) -> list[tuple[float, float]]:  # fmt: skip
     """Learning rates with their losses on the sample after a few rounds from x. Tries the predicted
-    rate, half of it and twice it, and goes further while an outer one is best."""
+    rate, half of it and twice it, and goes further while an outer one is best. `noised`: the
+    settings of a private run with such a rate."""
     algorithm, batch = chosen.algorithm, s.central_batch
     if algorithm == "1wgt" and batch != "auto":  # as many central examples as the others
         batch = most_examples(problem, setup.central)
 
     def loss(eta: float) -> float:
-        probe = dataclasses.replace(s, client_lr=eta, central_batch=batch)
+        used = s if noised is None else noised(eta)
+        probe = dataclasses.replace(used, client_lr=eta, central_batch=batch)
         simulator = Simulator(problem, ALGORITHMS[algorithm].build(problem, probe), probe)
         losses = [
             float(curvature.losses(curvature.flat(result.state.x)).sum())

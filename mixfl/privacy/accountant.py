@@ -86,6 +86,7 @@ class Rounds:
         alone = noise / sensitivity(self.bands, self.min_sep, rounds)
         return _rdp(1.0, alone, 1, delta) if self.discrete else _gaussian(alone, delta)
 
+    @functools.lru_cache(64)  # noqa: B019 (it is small; runs of a study share plans)
     def noise_for(self, epsilon: float, rounds: int, delta: float) -> float:
         """The smallest noise multiplier (up to PRECISION) that keeps `rounds` rounds within
         epsilon."""
@@ -146,6 +147,7 @@ def _gaussian(noise: float, delta: float) -> float:
     return float(accounting.get_epsilon_gaussian(noise, delta))
 
 
+@functools.lru_cache(1024)
 def _poisson(clients, cohort, cap, noise, rounds, delta) -> float:
     one = _one_round(clients, cohort, cap, noise, FINE if rounds > 100 else COARSE)
     return float(one.self_compose(rounds).get_epsilon_for_delta(delta))

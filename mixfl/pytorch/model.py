@@ -16,6 +16,7 @@ from mixfl.frozen import Frozen
 from mixfl.pytorch.callbacks import called
 from mixfl.pytorch.compiled import frozen_arrays
 from mixfl.pytorch.loss import Loss
+from mixfl.pytorch.predict import Predict
 from mixfl.pytorch.tensors import tensor, to_numpy
 
 FROZEN_SEED = 0  # of what is not trained: the same in every process of a deployment
@@ -67,6 +68,11 @@ class Model:
     def loss(self, function: Callable) -> Loss:
         """`function(module, batch)`: one loss per example; `function(module)`: a regularizer."""
         return Loss(self, function)
+
+    def predict(self, function: Callable) -> Predict:
+        """For Problem(predict=...). `function(module, batch)`: a tensor, or a dict of tensors, with
+        a row per example."""
+        return Predict(self, function)
 
     def module(self, params: Mapping[str, Any]) -> torch.nn.Module:
         """A new module with these parameters."""

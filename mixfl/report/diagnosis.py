@@ -13,6 +13,7 @@ import numpy as np
 from mixfl.engine import Simulator
 from mixfl.measure.diagnosis import PLAIN, diagnose
 from mixfl.report.page.render import render
+from mixfl.report.private_diagnosis import private_changes, private_json, private_words
 from mixfl.report.style import NAMES
 from mixfl.runs.folder import write_whole
 from mixfl.runs.notes import loss_notes
@@ -89,6 +90,7 @@ class Verdict:
             "splits": [split._asdict() for split in d.splits],
             "curve": [{"round": t, "g2": g, "b2": b} for t, g, b in d.curve],
             "seconds": d.seconds,
+            **({"private": private_json(d.private)} if d.private else {}),
         })  # fmt: skip
 
     # In words
@@ -105,6 +107,7 @@ class Verdict:
         d = self.diagnosis
         splits = [self.split_words(split) for split in d.splits]
         return [
+            *([("Privacy", private_words(d.private))] if d.private else []),
             ("Why", self.reasons()),
             ("Settings", self.settings()),
             *([("Dividing a population", splits)] if splits else []),
@@ -120,6 +123,8 @@ class Verdict:
 
     def changes(self) -> list[str]:
         d = self.diagnosis
+        if d.private:
+            return private_changes(d.private, d.algorithm)
         if d.changes:
             return [f"{what}: {NAMES[a]}" for what, a in d.changes]
         if not d.choice.reached:

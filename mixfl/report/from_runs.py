@@ -13,9 +13,10 @@ from mixfl.report.document import Curves, Document, Section, Series, Trial
 from mixfl.report.means import final_table, value
 from mixfl.report.over_clients import of_clients, worst
 from mixfl.report.over_clients import parts as over_clients
+from mixfl.report.spent import parts as spent
 from mixfl.report.style import NAMES
 from mixfl.runs.folder import read_metrics, read_status
-from mixfl.runs.sinks.terminal import SHOWN
+from mixfl.runs.wording import SHOWN
 from mixfl.tasks import PYTHON, read_toml
 
 # Keys that decide how a run is computed, not what: trials of one setting may differ in them.
@@ -125,6 +126,7 @@ def _section(task: str, data: str, trials: Sequence[Trial]) -> Section:
         parts.append(Curves(title, others[i : i + MOST], series))
     title = _short(task) + (f", {data}" if data else "")
     parts += over_clients(series, known)
+    parts += spent(series)
     return Section(title, [*parts, final_table("After training", series, [*main, *worst(known)])])
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from mixfl.report.document import Curves, Document, Section, Sweep, Table
 from mixfl.report.means import final_table, remarks
 from mixfl.report.style import metric_title
-from mixfl.runs.sinks.terminal import number
+from mixfl.runs.wording import number
 
 ENTITIES = str.maketrans({"&": "&amp;", "<": "&lt;", ">": "&gt;"})
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from mixfl.report.document import Row, Series, Table, Trial
 from mixfl.report.style import metric_title
-from mixfl.runs.sinks.terminal import number
+from mixfl.runs.wording import number
 from mixfl.theory.intervals import half_width, interval
 
 

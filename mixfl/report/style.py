@@ -26,6 +26,7 @@ NAMES = {
 
 TITLES = {
     "auc": "AUC", "loss": "loss on the evaluation data", "theory/g2": "G~^2", "theory/b2": "B~^2",
+    "privacy/epsilon": "epsilon spent so far",
 }  # fmt: skip
 
 WHAT = {  # is shown of a metric over clients

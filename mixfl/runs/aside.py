@@ -8,8 +8,8 @@ from mixfl.runs.files import disk_error
 # In this order: while its metrics are there, it is known that the run had checkpoints.
 CLIENTS = "clients"  # what clients keep between rounds
 EVERYTHING = (
-    "checkpoints", CLIENTS, "tensorboard", "mlflow.json", "origin.json", "model.safetensors",
-    "metrics.jsonl", "status.json",
+    "checkpoints", CLIENTS, "tensorboard", "mlflow.json", "wandb.json", "origin.json",
+    "model.safetensors", "metrics.jsonl", "progress.json", "log.jsonl", "status.json",
 )  # fmt: skip
 
 

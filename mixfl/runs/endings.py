@@ -23,13 +23,17 @@ def diverged(recipe: Recipe, resolved: Settings, t: int, merge_lr: Any, saved: b
     )  # fmt: skip
 
 
-def interrupted(t: int, rounds: int, out: Path | None) -> Interrupted:
+def interrupted(t: int, rounds: int, out: Path | None, by_file: bool = False) -> Interrupted:
+    """`by_file`: the file `stop` in its folder asked for it."""
     if out is None:
         return Interrupted(
             f"stopped after round {t}; nothing is saved, because no folder was given. In Python, "
             "the model and the metrics so far are the error's `result`."
         )
-    return Interrupted(
-        f"stopped after round {t} of {rounds}; the state is saved in {out}. The same command with "
-        "--resume goes on."
+    on_request = " on request" if by_file else ""
+    error = Interrupted(
+        f"stopped{on_request} after round {t} of {rounds}; the state is saved in {out}. The same "
+        "command with --resume goes on."
     )
+    error.on_request = by_file
+    return error

@@ -5,7 +5,11 @@
     checkpoints/       Orbax; the newest few, and the one with the best model
     tensorboard/       the metrics as TensorBoard events
     mlflow.json        the run's id in MLflow, if it is tracked there
+    wandb.json         the run's id in Weights & Biases, if it is tracked there
     origin.json        the data, versions and machine that were used
+    progress.json      how far a running run is, and the time left
+    log.jsonl          when it started and ended, and the notes it gave
+    stop               a request: the run saves and stops, as by Ctrl-C
     status.json        running, finished, interrupted, failed or diverged, and at which round
     model.safetensors  the trained model, when the run has finished
     clients/           what clients keep between rounds, if the algorithm needs that
@@ -19,6 +23,7 @@ A file is either complete or not there; one process at a time writes to the fold
 import contextlib
 import fcntl
 import json
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -32,6 +37,7 @@ from mixfl.runs.files import append_whole, write_over, write_whole
 from mixfl.runs.model_file import model_bytes
 from mixfl.runs.reading import load as load
 from mixfl.runs.reading import read_metrics, read_run_config, read_status
+from mixfl.runs.stopping import STOP
 from mixfl.tasks import PYTHON, TASKS
 
 # Keys that may change when a run goes on: how a deployment deals with failures.
@@ -39,6 +45,7 @@ OPERATION = (
     "round_deadline", "min_replies", "min_clients", "over_select", "max_update_norm", "linger",
 )  # fmt: skip
 BEGUN = {".lock", ".config.toml.partial"}  # a run may leave these before its config.toml
+LOOKS, LOOK_SECONDS = 5, 0.01  # for a lock
 MESSAGE = 2000  # characters in status.json: the file stays within one block of a disk
 
 
@@ -49,12 +56,26 @@ class Busy(MixflError):
 def locked(path: Path) -> Any:
     """A file; while it is open, no other process can write to the folder."""
     lock = open(path / ".lock", "a")  # noqa: SIM115
+    for _ in range(LOOKS):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return lock
+        except BlockingIOError:
+            time.sleep(LOOK_SECONDS)  # it may only be `is_locked`, which holds it for a moment
+    lock.close()
+    raise Busy(f"another process is writing to {path}.") from None
+
+
+def is_locked(path: Path) -> bool:
+    """Is a process writing to the folder? If not, a run that says it is running has died."""
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with open(path / ".lock", "rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        lock.close()
-        raise Busy(f"another process is writing to {path}.") from None
-    return lock
+        return True
+    except OSError:  # there is none, or it can't be read
+        return False
+    return False
 
 
 def say_failed(path: Path, message: str) -> None:
@@ -88,8 +109,8 @@ class RunFolder:
         self.lock = locked(path)
         try:
             self._check(config, resume)  # again: another process may have written meanwhile
-            for left in path.glob(".*.partial"):
-                left.unlink()
+            for left in (*path.glob(".*.partial"), path / STOP):  # an old request is not for us
+                left.unlink(missing_ok=True)
             if not (path / "config.toml").exists():
                 for name, content in {**self.files, **self.copies}.items():
                     write_whole(path / name, content.encode())
@@ -179,6 +200,8 @@ class RunFolder:
         write_whole(self.path / "model.safetensors", model_bytes(params, self.frozen))
 
     def close(self) -> None:
+        with contextlib.suppress(OSError):
+            (self.path / STOP).unlink(missing_ok=True)
         self.lock.close()
 
 

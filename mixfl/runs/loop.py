@@ -3,7 +3,6 @@
 import contextlib
 import math
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,7 +28,7 @@ from mixfl.runs.plan import Plan
 from mixfl.runs.record import Record
 from mixfl.runs.restore import evaluates
 from mixfl.runs.sinks.base import Row, Sinks
-from mixfl.runs.stopping import stop_requested
+from mixfl.runs.stopping import Asked, stop_requested
 
 CHECKPOINT_SECONDS = 60  # a checkpoint at least this often, however long the rounds are
 
@@ -65,7 +64,7 @@ class Loop:
 
     def run(self, state: Any, start: int) -> Any:
         if not self.record.ended:
-            with stop_requested() as asked:
+            with stop_requested(self.out) as asked:
                 start, state = self._rounds(state, start, asked)
         self._check_end(start)
         if self.record.ended:
@@ -73,7 +72,7 @@ class Loop:
             self.sinks.note(f"stopped after round {start}: {self.record.ended}")
         return state
 
-    def _rounds(self, state: Any, start: int, asked: Callable[[], bool]) -> tuple[int, Any]:
+    def _rounds(self, state: Any, start: int, asked: Asked) -> tuple[int, Any]:
         s, clock = self.s, RoundClock(start)
         saved = time.perf_counter()
         rounds = iter(self.engine.rounds(state, start, s.rounds))
@@ -116,7 +115,7 @@ class Loop:
                     clock.restart(t)
                 if stop and t < s.rounds:
                     self.state = result.state
-                    raise self._interrupted(t)
+                    raise interrupted(t, s.rounds, self.out, asked.by_file)
         except (Diverged, Interrupted):
             raise
         except MixflError:
@@ -290,9 +289,6 @@ class Loop:
         self.checkpoints.save(t, state, meta, judged, secret=self.s.private)
         self.engine.saved(t, self.checkpoints.rounds())
         self.sinks.saved(t)
-
-    def _interrupted(self, t: int) -> Interrupted:
-        return interrupted(t, self.s.rounds, self.out)
 
     def _check_end(self, rounds: int) -> None:
         """A run whose last rounds were all skipped has lost its clients: it has not finished."""

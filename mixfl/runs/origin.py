@@ -75,11 +75,16 @@ def check(
 
 def other_data(folder: Path, problem: Problem) -> list[str]:
     """A note if a run that is to be repeated was made with other data, as its folder knows it."""
-    entries = _read(folder / FILE)
-    others = _differences(entries[-1]["data"], data(problem)) if entries else []
+    others = changed(folder, problem)
     if not others:
         return []
     return [f"this does not repeat {folder}: its data is not the same ({'; '.join(others)})"]
+
+
+def changed(folder: Path, problem: Problem) -> list[str]:
+    """In what the problem's data differs from that of a run, as its folder knows it."""
+    entries = _read(folder / FILE)
+    return _differences(entries[-1]["data"], data(problem)) if entries else []
 
 
 def write(folder: Path, content: list | None) -> None:

@@ -14,8 +14,9 @@ from mixfl.runs.model_file import load_model
 from mixfl.runs.reading import read_metrics, read_status
 from mixfl.runs.sinks.base import Row, Sink, Sinks, Start
 from mixfl.runs.sinks.folder import InFolder
-from mixfl.runs.sinks.mlflow import MakeSink
+from mixfl.runs.sinks.live import Live
 from mixfl.runs.sinks.tensorboard import TensorBoard
+from mixfl.runs.sinks.trackers import MakeSink
 
 
 class Continue(NamedTuple):
@@ -73,6 +74,8 @@ def open_outputs(
     if then.from_best:
         back_to_best(path, report.note)
     tracker = make_tracker(folder, report.note) if make_tracker is not None else None
-    sinks = [InFolder(folder), TensorBoard(path / "tensorboard"), tracker, report]
+    sinks = [
+        InFolder(folder), Live(path), TensorBoard(path / "tensorboard"), tracker, report,
+    ]  # fmt: skip
     checkpoints = Checkpoints(path / "checkpoints", report.note)
     return Outputs(Sinks([s for s in sinks if s is not None]), folder, checkpoints, tracker)

@@ -7,6 +7,7 @@ from typing import Any
 
 from mixfl.errors import MixflError
 from mixfl.format_versions import RUN_FOLDER, check_format
+from mixfl.runs.html import summary
 from mixfl.runs.model_file import load_model, trained_with
 from mixfl.tasks import read_toml
 
@@ -22,6 +23,10 @@ class Run:
     status: str
     frozen: str = ""  # the digest of the frozen arrays that the model was trained with
     state: Any = None  # of the model, if its problem has one
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return summary(self.config, self.metrics, [self.status])
 
 
 def load(path: str | Path, like: Any = None, best: bool = False) -> Run:

@@ -12,6 +12,7 @@ from mixfl.problem import Params
 from mixfl.runs.checkpoint import Checkpoints
 from mixfl.runs.choice import Choice
 from mixfl.runs.first import by_first
+from mixfl.runs.html import summary
 from mixfl.runs.sinks.base import Sinks
 from mixfl.trees import Model
 
@@ -44,6 +45,12 @@ class Result:
     def model(self) -> Any:
         """The parameters, with the state if there is one."""
         return self.params if self.state is None else Model(self.params, self.state)
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        left_out = [f"{self.rejected} client updates left out"] if self.rejected else []
+        best = [f"the best model is of round {self.best['round']}"] if self.best else []
+        return summary(self.config, self.metrics, left_out + best)
 
 
 def best_model(

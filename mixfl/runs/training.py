@@ -36,8 +36,8 @@ from mixfl.runs.record import Record
 from mixfl.runs.restore import Restore, Restored
 from mixfl.runs.result import Result, best_model
 from mixfl.runs.sinks.base import Sink, Start
-from mixfl.runs.sinks.mlflow import tracker
 from mixfl.runs.sinks.terminal import reporter
+from mixfl.runs.sinks.trackers import tracker
 from mixfl.settings import Settings
 from mixfl.tasks import enough
 from mixfl.typed_keys import Keys
@@ -65,9 +65,9 @@ def train(
     `resume`: go on with the run that `out` holds; `from_best`: go on from its best checkpoint;
     `changed_data`: go on although the data has changed; `restart`: start over. Files in the way are
     moved aside.
-    `progress`: True, False, or None for a bar on a terminal only. Without it, notes go to the
-    logger "mixfl". `track`: "mlflow", to log the
-    metrics there too. `dp`: train with differential privacy, `mixfl.DP(epsilon=4, delta=1e-6)`.
+    `progress`: True, False, or None for a bar on a terminal or curves in a notebook only. Without
+    it, notes go to the logger "mixfl". `track`: "mlflow" or "wandb", to log the metrics there too.
+    `dp`: train with differential privacy, `mixfl.DP(epsilon=4, delta=1e-6)`.
 
     In the main thread, Ctrl-C and SIGTERM save the run and stop it with `mixfl.Interrupted`, whose
     `result` has the model and the metrics so far: their handlers are replaced while it trains, and

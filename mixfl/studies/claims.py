@@ -10,6 +10,8 @@ Trials with the same seed have the same cohorts. So differences are taken within
     reaches  of = A, than = B     at most `within` worse                interval beyond -within
     contrast of = A, less = B,    (A - B) is larger than (C - D) in size
              than = [C, D]
+    falls_less of = [A, ...],     from the series `start` to the series `end` of an algorithm, the
+             than = B             metric gets worse by less than B's   interval beyond 0
     above, below                  the metric, `limit`                   interval beyond the limit
     saving   what, how, limit     what `mixfl costs` says is saved at the clients
     order    of = [A, B, ...]     the largest `key` that converges rises from A on
@@ -100,7 +102,8 @@ def decide(study: Study, ended: Mapping[str, Done]) -> list[Finding]:
 def run(check: Mapping[str, Any], results: Results) -> list[Checked]:
     kinds: dict[str, Callable] = {
         "better": better, "often": often, "close": close, "reaches": reaches, "contrast": contrast,
-        "above": beyond, "below": beyond, "order": order, "saving": saving,
+        "falls_less": falls_less, "above": beyond, "below": beyond, "order": order,
+        "saving": saving,
     }  # fmt: skip
     if check.get("kind") not in kinds:
         raise unknown("kind of check", check.get("kind"), kinds)
@@ -211,6 +214,32 @@ def contrast(check, results) -> list[Checked]:
     difference = interval(np.abs(a - b) - np.abs(c - d))
     verdict = AGREE if difference.low > 0 else DISAGREE if difference.high < 0 else OPEN
     return [Checked(verdict, f"{words}; differs more by {spread(difference)}")]
+
+
+def falls_less(check, results) -> list[Checked]:
+    """How much a metric gets worse from `start` to `end`, in several algorithms and in one."""
+    study, metric, at = results.study, check["metric"], check.get("at", "end")
+    sign = -1 if lower_is_better(metric) else 1
+
+    def fall(algorithm: str) -> np.ndarray:
+        names = (f"{algorithm} {check[part]}" for part in ("start", "end"))
+        first, last = (results.values(study.named(n)[0], metric, at) for n in names)
+        return sign * (first - last)
+
+    other, checked = fall(check["than"]), []
+    for algorithm in check["of"]:
+        own = fall(algorithm)
+        words = (
+            f"{place(metric, at)}, worse from {check['start']} to {check['end']}: {algorithm} by "
+            f"{say(own)}, {check['than']} by {say(other)}"
+        )
+        if np.isnan(own).any() or np.isnan(other).any():
+            checked.append(Checked(OPEN, words))
+            continue
+        d = interval(other - own)
+        verdict = AGREE if d.low > 0 else DISAGREE if d.high < 0 else OPEN
+        checked.append(Checked(verdict, f"{words}; less by {spread(d)}"))
+    return checked
 
 
 def beyond(check, results) -> list[Checked]:

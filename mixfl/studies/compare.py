@@ -14,8 +14,9 @@ from mixfl.errors import Diverged, MixflError
 from mixfl.report.over_clients import of_clients, worst
 from mixfl.report.style import metric_title
 from mixfl.runs.plan import Plan
-from mixfl.runs.sinks.terminal import SHOWN, Quiet, number
+from mixfl.runs.sinks.base import Quiet
 from mixfl.runs.training import run
+from mixfl.runs.wording import SHOWN, number
 from mixfl.studies.trials import Done, Trial
 from mixfl.theory.intervals import half_width
 

@@ -5,7 +5,7 @@ import time
 from collections import defaultdict
 from typing import Any
 
-from mixfl.runs.sinks.terminal import clock, summary
+from mixfl.runs.wording import clock, summary
 
 
 class Board:

@@ -72,32 +72,47 @@ def spelt(name: str, algorithm: str) -> str:
 
 
 def final(study, show, ended, out) -> list[Sweep]:
-    """A metric after training against a key, or against another metric."""
-    results, key, metric = Results(study, ended), show["key"], show["metric"]
+    """A metric after training against a key, or against another metric, such as comm/up_bytes.
+    Series of `flat`, without the key, go across."""
+    results, key = Results(study, ended), show["key"]
+    measured = "/" in key
     settings = study.named(show.get("series"))
-    lines: dict[tuple[str, str], list[Point]] = {}
-    for setting in settings:
-        values = results.values(setting, metric, show.get("at", "end"))
-        measured = "/" in key  # a metric of the runs, such as comm/up_bytes
+    flat = study.named(show["flat"]) if "flat" in show else []
+
+    def place(setting) -> float:
         if measured:
-            at = float(np.nanmean(results.values(setting, key, "end")))
-            name = re.sub(r" \w+=\S+", "", setting.name)
-        else:
-            at = float(setting.keys[key])
-            name = setting.name.replace(f" {key}={plain(setting.keys[key])}", "")
-        good = values[~np.isnan(values)]
-        note = f"{len(values) - len(good)} of {len(values)} trials diverged" * (
-            len(good) < len(values)
-        )
-        mean, low, high = interval(good) if len(good) else (None, None, None)
-        if len(good) < 2:
-            low = high = None
-        point = Point(at, mean, low, high, note)
-        lines.setdefault((name, setting.algorithm), []).append(point)
+            return float(np.nanmean(results.values(setting, key, "end")))
+        return float(setting.keys[key])
+
+    def line(setting) -> str:
+        if measured:
+            return re.sub(r" \w+=\S+", "", setting.name)
+        return setting.name.replace(f" {key}={plain(setting.keys[key])}", "")
+
+    values = [place(s) for s in settings]
+    lines: dict[tuple[str, str], list[Point]] = {}
+    for setting, x in zip(settings, values, strict=True):
+        at = lines.setdefault((line(setting), setting.algorithm), [])
+        at.append(point(results, setting, show, x))
+    for setting in flat:
+        ends = min(values), max(values)
+        lines[setting.name, setting.algorithm] = [point(results, setting, show, x) for x in ends]
+    settings = [*settings, *flat]
     drawn = [Line(spelt(n, a), a, sorted(p, key=lambda p: p.x)) for (n, a), p in lines.items()]
     behind = [series(s, ended, out) for s in settings]
     more = dict(log=show.get("log", False), series=behind, **head(study, show))
-    return [Sweep(x=key, y=metric, lines=drawn, **more)]
+    return [Sweep(x=key, y=show["metric"], lines=drawn, **more)]
+
+
+def point(results: Results, setting: Setting, show: Mapping[str, Any], x: float) -> Point:
+    values = results.values(setting, show["metric"], show.get("at", "end"))
+    good = values[~np.isnan(values)]
+    gone = len(values) - len(good)
+    note = f"{gone} of {len(values)} trials diverged" if gone else ""
+    mean, low, high = interval(good) if len(good) else (None, None, None)
+    if len(good) < 2:
+        low = high = None
+    return Point(x, mean, low, high, note)
 
 
 def table(study, show, ended, out) -> list[Table]:

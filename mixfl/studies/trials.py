@@ -245,6 +245,9 @@ class Crew:
                     worker.replace()
                     self._died(trial, answer["died"])
                     continue
+                if answer.get("on_request"):
+                    self._stopped(trial, answer["error"])
+                    continue
                 if "error" in answer:
                     raise MixflError(f"{trial.label}: {answer['error']}")
                 ended = done(trial, self.out)
@@ -268,8 +271,12 @@ class Crew:
             return
         folder = self.out / trial.folder
         say_failed(folder, reason)
-        round = read_status(folder).get("round", 0)
-        self._over(Done(trial, folder, "failed", round, reason))
+        self._stopped(trial, reason)
+
+    def _stopped(self, trial: Trial, reason: str) -> None:
+        """It is over for now, without a result."""
+        folder = self.out / trial.folder
+        self._over(Done(trial, folder, "failed", read_status(folder).get("round", 0), reason))
 
     def _over(self, ended: Done) -> None:
         with self.lock:

@@ -88,7 +88,7 @@ def make(given: dict, problems: dict, answer) -> dict:
     except Diverged as error:
         return {"diverged": error.round}
     except Interrupted as error:
-        return {"error": str(error)}
+        return {"error": str(error), "on_request": error.on_request}
     except Busy:
         return {"busy": True}
     except Exception as error:

@@ -34,6 +34,8 @@ class Setup:
     eta_s: float = 1.0
     eta_m: float | None = None  # None: 1, for 2-way 1 / terms
     clients: int = 1 << 30  # of the population; a cohort of all clients has no sampling noise
+    noise: float = 0.0  # of privacy, on a cohort's sum, in clip norms
+    clip: float | None = None  # the clip norm C; None: the usual norm of a client's change
 
     def changed(self, **changes) -> "Setup":
         return dataclasses.replace(self, **changes)
@@ -66,6 +68,25 @@ def local(term: QuadraticTerm, setup: Setup, eta: float) -> Local:
     return Local((vectors * (1 - eta * values) ** n) @ vectors.T, push, noise, eta * n)
 
 
+def clip_norm(term: QuadraticTerm, setup: Setup, eta: float) -> float:
+    """C, or the usual norm of what a client's own data does in K steps."""
+    if setup.clip is not None:
+        return setup.clip
+    K = setup.K
+    return eta * math.sqrt(K**2 * term.square + K * term.variance / setup.client_batch)
+
+
+def private_local(model: QuadraticModel, term: QuadraticTerm, setup: Setup, eta: float) -> Local:
+    """Local steps; on a population's, the noise of privacy, which is independent of them and has
+    the same deviation on every parameter."""
+    steps = local(term, setup, eta)
+    if not (term.federated and setup.noise):
+        return steps
+    deviation = setup.noise * clip_norm(term, setup, eta) / setup.S
+    copies = np.ones(len(term.gradient)) if model.copies is None else model.copies
+    return steps._replace(noise=steps.noise + deviation**2 * np.diag(copies))
+
+
 def total(parts: Iterable[np.ndarray]) -> np.ndarray:
     return np.sum(list(parts), axis=0)
 
@@ -86,7 +107,10 @@ def course(model: QuadraticModel, algorithm: str, setup: Setup, eta: float) -> C
 def parallel(model: QuadraticModel, setup: Setup, eta: float) -> Course:
     eta_m = 1.0 if setup.eta_m is None else setup.eta_m
     one = np.eye(len(model.gradient))
-    steps = [(local(t, setup, eta), setup.eta_s if t.federated else 1.0, t) for t in model.terms]
+    steps = [
+        (private_local(model, t, setup, eta), setup.eta_s if t.federated else 1.0, t)
+        for t in model.terms
+    ]
     return Course(
         one + eta_m * total(s * (d.power - one) for d, s, _ in steps),
         -eta_m * total(s * d.push @ t.gradient for d, s, t in steps),
@@ -98,7 +122,7 @@ def one_way(model: QuadraticModel, setup: Setup, eta: float) -> Course:
     one = np.eye(len(model.gradient))
     populations = [t for t in model.terms if t.federated]
     server = [t for t in model.terms if not t.federated]
-    steps = [(local(t, setup, eta), t) for t in populations]
+    steps = [(private_local(model, t, setup, eta), t) for t in populations]
     bend, slope = total(t.hessian for t in server), total(t.gradient for t in server)
     weight = sum(t.weight for t in populations)
     push = setup.eta_s * total(t.weight / weight * d.push for d, t in steps)
@@ -119,7 +143,7 @@ def two_way(model: QuadraticModel, setup: Setup, eta: float) -> Course:
     map_, shift, noise = np.zeros((size, size)), np.zeros(size), np.zeros((size, size))
     map_[x, x] = one
     for j, term in enumerate(model.terms):
-        d = local(term, setup, eta)
+        d = private_local(model, term, setup, eta)
         merge = eta_m * (setup.eta_s if term.federated else 1.0)
         map_[x, x] += merge * (d.power - one)
         shift[x] -= merge * d.push @ term.gradient

@@ -19,11 +19,15 @@ class QuadraticTerm(NamedTuple):
     hessian: np.ndarray  # [r, r]
     v: np.ndarray  # [r, r], covariance of one example's gradient
     between: np.ndarray  # [r, r], covariance of the differences between clients
+    # For private runs, over all parameters:
+    square: float = 0.0  # E ||a client's gradient||^2
+    variance: float = 0.0  # of one example's gradient
 
 
 class QuadraticModel(NamedTuple):
     terms: Sequence[QuadraticTerm]
     start: np.ndarray  # [r], where training begins; the measurements were made at the origin
+    copies: np.ndarray | None = None  # [r], how many parameters a coordinate stands for; None: one
 
     @property
     def hessian(self) -> np.ndarray:

@@ -38,10 +38,20 @@ def key(i):
     return jax.random.fold_in(jax.random.key(5), i)
 
 
+class Compiled(Quantize):
+    """Its functions in one piece each: eagerly, every operation of them would be compiled."""
+
+    def __init__(self, s):
+        super().__init__(s)
+        self.encode = jax.jit(super().encode)
+        self.decode = jax.jit(super().decode)
+        self.next = jax.jit(super().next)
+
+
 def ready(upload, clip="off", seed=0, weighting="examples"):
     """A step, and what it tells once it knows the needs of clients like `own(seed)`."""
     s = Settings(upload=upload, clip=clip, local_steps=3, weighting=weighting)
-    step = Quantize(s)
+    step = Compiled(s)
     state = step.init(own(), 0)
     _, report = step.encode(step.told(state), made(own(seed)), key(0))
     reports = jax.tree.map(lambda a: a[None], report)
@@ -80,7 +90,7 @@ def test_the_mean_of_many_draws_is_what_was_coded(upload):
     tree, keys = own(), jax.random.split(jax.random.key(2), DRAWS)
     if upload == "bfloat16":
         (step,) = chain(Settings(upload=upload, clip="off")).steps
-        drawn = jax.vmap(lambda k: step.encode((), made(tree), k)[0].weighted)(keys)
+        drawn = jax.jit(jax.vmap(lambda k: step.encode((), made(tree), k)[0].weighted))(keys)
     else:
         step, told = ready(upload)
         drawn = jax.vmap(lambda k: step.decode(told, step.encode(told, made(tree), k)[0]).weighted)(
@@ -141,7 +151,7 @@ def test_codes_fit_the_modulus_and_masks_cancel():
 def test_rows_of_tables_add_up(row):
     """Clients hold different rows; what they draw for a row does not depend on the others."""
     s = Settings(upload="int4", clip="off", local_steps=3)
-    step = Quantize(s)
+    step = Compiled(s)
     table = jax.random.normal(jax.random.key(3), (9, *row))
     state = step.init({"t": table}, 0)
     told = step.told(state)._replace(ranges=jnp.full(2, 4.0))
@@ -178,7 +188,7 @@ def test_what_exceeds_the_range_is_shortened_and_counted():
 
 def test_ranges_are_found_out_and_follow():
     """In the first round the codes are 0 until it is known what the clients need."""
-    step = Quantize(Settings(upload="int8", clip="off", local_steps=3))
+    step = Compiled(Settings(upload="int8", clip="off", local_steps=3))
     state = step.init(own(), 0)
     told = step.told(state)
     code, report = step.encode(told, made(own()), key(0))
@@ -238,10 +248,11 @@ def test_under_privacy_a_client_adds_at_most_the_clip_norm(upload):
     )  # fmt: skip
     steps = chain(s)
     told = steps.told(steps.init(own(), 0))
+    encode = jax.jit(steps.encode)
     assert np.all(np.asarray(told[0].ranges) <= 0.5)
     for scale in (1e-3, 0.1, 1e3):
         tree = jax.tree.map(lambda a, f=scale: f * a, own())
-        code, _ = steps.encode(told, made(tree), np.array([1, 2], np.uint32))
+        code, _ = encode(told, made(tree), np.array([1, 2], np.uint32))
         norm = np.sqrt(sum(np.sum(np.square(a)) for a in jax.tree.leaves(code.weighted)))
         assert 0 < norm <= 0.5 * 1.0001
     state = steps.init(own(), 0)

@@ -475,6 +475,36 @@ def test_a_run_waits_for_space_on_the_disk(tmp_path, monkeypatch, capsys, said):
     assert "given up" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("stopped", "code"), [("on request", 3), ("", 0)])
+def test_a_run_that_is_stopped_on_request_is_not_repeated(stopped, code, tmp_path, capsys):
+    """One that a signal stopped is, and so is one whose earlier process was stopped."""
+    out, tries = tmp_path / "run", []
+    out.mkdir()
+    (out / "status.json").write_text('{"status": "interrupted", "stopped": "on request"}')
+    os.utime(out / "status.json", (1, 1))  # long ago
+
+    def tried():
+        yield
+        tries.append(1)
+        if len(tries) == 1:
+            return "the SuperLink is down", False
+        said = (
+            {"status": "interrupted", "stopped": stopped}
+            if len(tries) == 2
+            else {"status": "finished"}
+        )
+        (out / "status.json").write_text(json.dumps(said))
+        return "its server has ended", False
+
+    flwr = FakeFlwr(tmp_path, None)
+    flwr.sleep = lambda seconds: iter(())
+    keeper = RunKeeper(flwr, out)
+    keeper._try = tried
+    assert list_end(keeper.finish()) == code
+    assert len(tries) == (2 if stopped else 3)
+    assert ("stopped on request" in capsys.readouterr().out) == bool(stopped)
+
+
 def test_a_keeper_that_fails_is_replaced(tmp_path, capsys):
     made = []
 

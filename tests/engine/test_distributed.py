@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import jax
+import noisy_process
 import numpy as np
 import pytest
 import several_processes
@@ -28,9 +29,9 @@ NAMES = ["fedavg", "pt", "1wgt", "2wgt"]
 HANGS = 600  # seconds: only against waiting for ever
 
 
-def start(folder, *arguments, only=(0, 1), own=((), ()), env=None):
-    """Starts processes, each in a folder of its own; process 1 first, process 0 may send to it.
-    Returns by number: (exit code, stdout, stderr)."""
+def start(folder, *arguments, only=(0, 1), own=((), ()), env=None, program=None):
+    """Starts processes of mixfl, or of a `program`, each in a folder of its own; process 1 first,
+    process 0 may send to it. Returns by number: (exit code, stdout, stderr)."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -44,8 +45,9 @@ def start(folder, *arguments, only=(0, 1), own=((), ()), env=None):
         } | (env or {})  # fmt: skip
         if i == 0 and "SIGNAL" in variables:
             variables["SIGNAL"] = f"{running[1].pid},{variables['SIGNAL']}"
+        command = [*CALL, *arguments, *own[i], "--distributed"]
         running[i] = subprocess.Popen(
-            [*CALL, *arguments, *own[i], "--distributed"], cwd=folder / str(i), text=True,
+            [sys.executable, program] if program else command, cwd=folder / str(i), text=True,
             env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
         )  # fmt: skip
     try:
@@ -118,6 +120,22 @@ def test_other_settings_in_one_process_are_an_error_in_all(tmp_path):
         assert "client_lr: 0.3 and not 0.2" in err
         assert "Traceback" not in err
     assert not list(tmp_path.glob("*/runs"))
+
+
+def test_noise_of_privacy_is_added_once_and_is_the_same_in_all_processes(tmp_path):
+    ended = start(tmp_path, program=noisy_process.__file__)
+    for code, _, err in ended.values():
+        assert code == 0, err
+    first, second = (np.load(tmp_path / str(i) / "tables.npz") for i in range(2))
+    for name in ("seeded", "secret", "again"):
+        np.testing.assert_array_equal(first[name], second[name])
+    # As in one process. (The seed decides the cohort's order too, so the sums have the same bits.)
+    np.testing.assert_allclose(first["seeded"], noisy_process.table(3), atol=1e-7)
+    deviation = noisy_process.NOISE * noisy_process.CLIP / noisy_process.COHORT
+    for part in (first["secret"][:50], first["secret"][50:]):  # rows of clients, and others
+        error = 4 / np.sqrt(2 * part.size)
+        assert np.std(part) == pytest.approx(deviation, rel=max(0.01, error))
+    assert not np.any(first["secret"] == first["again"])  # each run has its own key
 
 
 def test_a_missing_process_is_an_error(tmp_path):

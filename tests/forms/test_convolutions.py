@@ -22,6 +22,10 @@ CASES = {
     "plain": ((3, 9, 8, 4), (3, 3, 4, 8), (1, 1), "VALID", (1, 1), (1, 1), LAST, 1),
     "channels first": ((3, 4, 9, 8), (8, 4, 3, 3), (2, 1), "SAME", (1, 1), (1, 1), FIRST, 1),
     "dilated": ((3, 9, 8, 4), (3, 2, 4, 6), (2, 3), ((1, 2), (0, 3)), (1, 1), (2, 1), LAST, 1),
+    "stride 1": ((3, 9, 8, 4), (2, 3, 4, 5), (1, 1), ((0, 3), (4, 1)), (1, 1), (2, 1), LAST, 1),
+    "stride 1, cut": (
+        (3, 9, 8, 4), (3, 2, 4, 3), (1, 1), ((-1, 4), (5, -2)), (1, 1), (1, 3), LAST, 1
+    ),
     "1x1": ((3, 9, 8, 4), (1, 1, 4, 6), (1, 1), "VALID", (1, 1), (1, 1), LAST, 1),
     "cut": ((3, 9, 8, 4), (1, 1, 4, 6), (2, 2), ((-1, 0), (2, -1)), (1, 1), (1, 1), LAST, 1),
     "groups": ((3, 4, 9, 8), (6, 2, 3, 3), (1, 2), "SAME", (1, 1), (1, 2), FIRST, 2),
@@ -67,7 +71,7 @@ def assert_close(a, b):
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("case", ["plain", "transposed"])
+@pytest.mark.parametrize("case", ["plain", "stride 1", "transposed"])
 def test_blocks_change_nothing(case, monkeypatch):
     monkeypatch.setattr(blocks, "BLOCK", 700)
     assert blocks.block_of(3, 7 * 6 * 9 * 4) == 1  # as in "plain": three blocks

@@ -121,8 +121,8 @@ def moved(rounds, who, loud, aug):
     return by_x / s.dp_clip, by_gt * s.client_lr * s.cohort_size * s.local_steps / s.dp_clip
 
 
-def check_sensitivity(algorithm, clip=0.05):
-    rounds = Rounds(algorithm, dp_clip=clip)
+def check_sensitivity(algorithm, clip=0.05, **changes):
+    rounds = Rounds(algorithm, dp_clip=clip, **changes)
     most = 0.0
     for who in (0, 4):
         for loud, aug in ((1.0, 1.0), (1e3, 1.0), (1.0, 1e3), (1e18, 1.0)):
@@ -141,6 +141,13 @@ SOME = ["fedavg", "1wgt", "2wgt"]
 )
 def test_no_client_moves_the_release_further_than_the_clip_norm(algorithm):
     check_sensitivity(algorithm)
+
+
+@pytest.mark.numbers
+@pytest.mark.parametrize("client_opt", ["momentum", "adam"])
+@pytest.mark.parametrize("algorithm", EVERY)
+def test_no_client_moves_it_further_with_any_optimizer(algorithm, client_opt):
+    check_sensitivity(algorithm, client_opt=problems.OPTIMIZERS[client_opt])
 
 
 def check_augmentation():

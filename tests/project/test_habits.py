@@ -1,15 +1,16 @@
 """The files around the package: they can be read, they agree, and they call what there is."""
 
-import ast
 import os
 import re
 import shutil
 import subprocess
 import tomllib
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 import yaml
+from packaging.version import Version
 
 import mixfl
 
@@ -19,20 +20,34 @@ WORKFLOW = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text(
 CITATION = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
 
 
+def test_the_version_is_that_of_the_installed_package(monkeypatch):
+    assert mixfl.__version__ == metadata.version("mixfl")
+    Version(mixfl.__version__)
+
+    def missing(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", missing)
+    assert mixfl.__version__ == "0+unknown"
+    assert PROJECT["tool"]["hatch"]["version"]["source"] == "vcs"
+
+
 def test_versions_agree():
-    path = ROOT / PROJECT["tool"]["hatch"]["version"]["path"]
-    assigned = {
-        node.targets[0].id: ast.literal_eval(node.value)
-        for node in ast.parse(path.read_text(encoding="utf-8")).body
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
-        and isinstance(node.targets[0], ast.Name)
-    }  # fmt: skip
-    assert assigned["__version__"] == mixfl.__version__
-    assert str(CITATION["version"]) == mixfl.__version__
+    """The last tag, if there is one, the changelog and the citation."""
     changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     released = re.findall(r"^## \[([0-9.]+)\] - [0-9]{4}-[0-9]{2}-[0-9]{2}$", changes, re.M)
     coming = re.findall(r"The first will be ([0-9.]+[0-9])\.", changes)
-    assert [*released, *coming][0] == mixfl.__version__
+    newest = [*released, *coming][0]
+    assert str(CITATION["version"]) == newest
+    fallback = Version(PROJECT["tool"]["hatch"]["version"]["fallback-version"])
+    assert fallback.is_devrelease
+    assert fallback.base_version == (newest if not released else fallback.base_version)
+    if shutil.which("git") is None or not (ROOT / ".git").exists():
+        return
+    listed = subprocess.run(
+        ["git", "tag", "--list", "v*", "--merged"], cwd=ROOT, capture_output=True, text=True
+    ).stdout.split()
+    assert sorted(map(Version, listed)) == sorted(map(Version, released))
 
 
 def test_changelog_has_the_usual_headings():
@@ -67,7 +82,8 @@ def test_the_workflow_runs_what_ci_runs():
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)
     ci = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
     stages = re.findall(r"^stage ([a-z-]+)", ci, re.M)
-    assert set(stages) == {"lint", "test", "test-flower", "test-numbers", "test-system"}
+    tests = {"test", "test-flower", "test-numbers", "test-system"}
+    assert set(stages) == {"lint", *tests, "docs", "package"}
     assert set(stages) <= set(targets)
     (judged,) = re.findall(r"^for target in (.*); do$", ci, re.M)
     assert sorted(judged.split()) == sorted(stages)

@@ -52,3 +52,14 @@ def test_a_page_trains_with_privacy():
     last = names["result"].metrics[-1]
     assert 3.8 < last["privacy/epsilon"] <= 4
     assert last["eval/loss"] < 3
+
+
+def test_a_page_predicts():
+    (found,) = re.findall(
+        r"<!-- predict -->\n```python\n(.*?)```", (DOCS / "export.md").read_text(), re.DOTALL
+    )
+    names: dict = {}
+    exec(compile(found, "docs/export.md", "exec"), names)
+    params = {"w": names["jnp"].ones(3)}
+    outputs = names["problem"].predict(params, {"x": names["x"]})
+    assert outputs["p"].shape == (100,)

@@ -3,10 +3,9 @@
 import csv
 import io
 import json
-import os
-import shutil
 
 import pytest
+from browsing import browser  # noqa: F401 (a fixture)
 
 from mixfl.report.document import (
     Curves,
@@ -23,23 +22,7 @@ from mixfl.report.document import (
 from mixfl.report.page import page as written
 from mixfl.report.style import COLORS, ON_DARK
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 HOSTILE = "<img src=x onerror=alert(1)><b>bold</b> %{x} </script><script>alert(1)</script>"
-
-
-@pytest.fixture(scope="module")
-def browser():
-    path = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if path is None:
-        if os.environ.get("CI"):
-            pytest.fail("no Chromium: `make chromium` installs it")
-        pytest.skip("no Chromium: `make chromium` installs it")
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        yield started
-        started.close()
 
 
 def rows(level, bytes=120):
@@ -71,7 +54,7 @@ def a_document(word="word"):
 
 
 @pytest.fixture
-def opened(browser, tmp_path):
+def opened(browser, tmp_path):  # noqa: F811
     """Opens a page; at the end, nothing may have been complained of or asked for."""
     contexts, complaints = [], []
 

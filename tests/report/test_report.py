@@ -393,3 +393,27 @@ def test_mistakes_get_a_message(words, tmp_path):
     assert done.returncode == 2
     assert BAD[words] in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_the_report_of_private_runs_says_what_was_spent(tmp_path):
+    spent = [{"privacy/epsilon": e, "privacy/delta": 1e-6} for e in (1.5, 2.25)]
+    keys = dict(dp_noise_multiplier=1.25, dp_clip="adaptive", dp_sampling="poisson")
+    for name, more in (("a", {}), ("b", {"dp_seed": 3, "dp_scale": 200})):
+        write_run(tmp_path / name, seed=0, **keys, **more)
+        kept = [row | one for row, one in zip(rows((1.0, 0.5)), spent, strict=True)]
+        lines = "".join(json.dumps(row) + "\n" for row in kept)
+        (tmp_path / name / "metrics.jsonl").write_text(lines)
+    (section,) = document([tmp_path]).sections
+    *_, chart, table, _ = section.parts
+    assert chart.metrics == ["privacy/epsilon"]
+    assert mean(chart.series[0], "privacy/epsilon").mean == [1.5, 2.25]
+    assert [row[1:6] for row in table.rows] == [
+        ["2.25", "1e-06", "1.25", "adaptive", "poisson"]
+    ] * 2
+    remarks = sorted(row[6] for row in table.rows)
+    assert remarks == [
+        "", "NOT PRIVATE: the noise comes from dp_seed, simulates 200 times the clients"
+    ]  # fmt: skip
+    write_run(tmp_path / "plain")
+    (section,) = document([tmp_path / "plain"]).sections
+    assert not any("rivacy" in part.title for part in section.parts)

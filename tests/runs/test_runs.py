@@ -73,7 +73,7 @@ def test_folder(whole):
     out = whole("2wgt")
     assert {p.name for p in out.iterdir()} == {
         ".lock", "config.toml", "metrics.jsonl", "checkpoints", "tensorboard", "status.json",
-        "model.safetensors", "origin.json",
+        "model.safetensors", "origin.json", "log.jsonl",
     }  # fmt: skip
     assert json.loads((out / "status.json").read_text()) == {"status": "finished", "round": ROUNDS}
     assert sorted(p.name for p in (out / "checkpoints").iterdir()) == ["4", "6", "7"]

@@ -226,7 +226,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 from mixfl.runs.sinks.base import Start
-from mixfl.runs.sinks.mlflow import tracker
+from mixfl.runs.sinks.trackers import tracker
 
 folder = SimpleNamespace(path=Path(sys.argv[1]), files={})
 folder.path.mkdir()
@@ -286,7 +286,7 @@ def test_not_installed(tmp_path, monkeypatch):
 
 
 def test_unknown_tracker_and_no_folder(tmp_path):
-    with pytest.raises(MixflError, match=r"tracker 'mlfow'.*mean 'mlflow'.*Valid: mlflow"):
+    with pytest.raises(MixflError, match=r"tracker 'mlfow'.*mean 'mlflow'.*Valid: mlflow, wandb"):
         train(tmp_path / "run", track="mlfow")
     assert not (tmp_path / "run").exists()
     with pytest.raises(MixflError, match="give out"):

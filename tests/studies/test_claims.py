@@ -121,6 +121,22 @@ def test_contrasts(tmp_path):
     assert verdicts(check, outcomes) == [DISAGREE]
 
 
+def test_what_falls_less(tmp_path):
+    figures = {
+        "a inf": [0.9, 0.91, 0.92], "a e=1": [0.85, 0.87, 0.86], "b inf": [0.6, 0.62, 0.61],
+        "b e=1": [0.4, 0.41, 0.42], "c inf": [0.5, 0.5, 0.5], "c e=1": [0.6, 0.61, 0.6],
+    }  # fmt: skip
+    outcomes = results(tmp_path, figures, "eval/auc")
+    check = {"kind": "falls_less", "metric": "eval/auc", "start": "inf", "end": "e=1"}
+    (checked,) = claims.run({**check, "of": ["a"], "than": "b"}, outcomes)
+    assert checked.verdict == AGREE
+    assert "a by 0.05" in checked.evidence
+    assert verdicts({**check, "of": ["b"], "than": "a"}, outcomes) == [DISAGREE]
+    assert verdicts({**check, "of": ["a"], "than": "a"}, outcomes) == [OPEN]
+    # One that gets better falls least, whatever its level.
+    assert verdicts({**check, "of": ["c", "b"], "than": "a"}, outcomes) == [AGREE, DISAGREE]
+
+
 def test_the_order_in_which_algorithms_diverge(tmp_path):
     figures = {
         "2wgt lr=1": [1.0, 1.0], "2wgt lr=2": [9.0, 1.0], "pt lr=1": [1.0, 1.0],

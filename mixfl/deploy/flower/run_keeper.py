@@ -70,9 +70,14 @@ class RunKeeper:
             self._kill_server()
             yield from self.flwr.until_reachable()
             round_before, starts_before = self._last_round(), self.superexec_starts()
+            began = time.time()
             reason, own_fault = yield from self._try()
             if self._status().get("status") == "finished":
                 break
+            if self._stopped_on_request(began):
+                self._kill_server()
+                say(f"run: stopped on request; it is at round {self._last_round()}")
+                return GIVEN_UP
             if own_fault is None:
                 self._kill_server()
                 say(f"run: stopped by `flwr stop`; it is at round {self._last_round()}")
@@ -204,12 +209,20 @@ class RunKeeper:
             return status if isinstance(status, dict) else {}
         return {}
 
-    def _message(self, since: float) -> str:
-        """The run's own error message, if it was written after `since`."""
+    def _since(self, since: float) -> dict[str, Any]:
+        """The run's status, if it was written after `since`."""
         with contextlib.suppress(OSError):
             if (self.out / "status.json").stat().st_mtime >= since:
-                return self._status().get("message", "")
-        return ""
+                return self._status()
+        return {}
+
+    def _message(self, since: float) -> str:
+        return self._since(since).get("message", "")
+
+    def _stopped_on_request(self, since: float) -> bool:
+        """By the file `stop` in its folder. A run that a signal stopped is repeated."""
+        status = self._since(since)
+        return status.get("status") == "interrupted" and bool(status.get("stopped"))
 
 
 def keep_server(flwr: FlwrCommand, run: RunKeeper | None, keep: bool) -> Keeper:

@@ -57,6 +57,18 @@ class Sink:
         """The last call, whatever happened. None: the run has finished. Raises nothing."""
 
 
+class Quiet(Sink):
+    """Shows nothing. Others show the notes of a start once, also for several runs."""
+
+    told: frozenset[str] = frozenset()
+
+    def begin(self, start):
+        for message in start.notes:
+            if message not in self.told:
+                self.note(message)
+        self.told |= {*start.notes}
+
+
 class Sinks(Sink):
     """Several sinks as one. Empty in all processes but the first (runs/first.py)."""
 

@@ -50,6 +50,7 @@ class InFolder(Sink):
         with contextlib.suppress(MixflError, OSError):  # the disk may be full
             if isinstance(error, Interrupted):
                 self.kept = 0
+                self.why = "on request" if error.on_request else ""
                 self._set("interrupted", self.round)
             elif isinstance(error, Diverged):
                 self._set("diverged", error.round, str(error))

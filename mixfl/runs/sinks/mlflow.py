@@ -1,4 +1,4 @@
-"""Trackers, which get a run's metrics in addition to its folder: MLflow."""
+"""A run's metrics in MLflow."""
 
 import contextlib
 import fcntl
@@ -6,38 +6,26 @@ import json
 import os
 import posixpath
 import re
-import shlex
 import time
 from collections.abc import Callable, Iterator
 from typing import IO, Any
 
-from mixfl.errors import Interrupted, MixflError, unknown
+from mixfl.errors import Interrupted, MixflError
 from mixfl.process.compilation_cache import own_cache
 from mixfl.runs.files import write_whole
 from mixfl.runs.folder import RunFolder
 from mixfl.runs.sinks.base import Sink
+from mixfl.runs.sinks.failed import failed
 
-TRACKERS = ("mlflow",)
 # For MLflow, unless the user has set them.
 ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "4",  # a server is given up after half a minute, not four
 }
 
-MakeSink = Callable[[RunFolder, Callable[[str], None]], Sink]
 
-
-def check(name: str | None) -> None:
-    if name is not None and name not in TRACKERS:
-        raise unknown("tracker", name, TRACKERS)
-
-
-def tracker(name: str | None) -> MakeSink | None:
-    """How to make the tracker's sink, once there is a folder. An unknown tracker, or one that is
-    not installed, is an error now."""
-    check(name)
-    if name is None:
-        return None
+def make() -> Callable[[RunFolder, Callable[[str], None]], Sink]:
+    """How to make the sink, once there is a folder. If MLflow is not installed: an error now."""
     try:
         with environment():
             from mlflow import MlflowClient
@@ -89,13 +77,7 @@ class MLflow(Sink):
                 action()
         except Exception as error:
             self.run = None
-            lines = str(error).strip().splitlines() or [type(error).__name__]
-            path = str(self.folder.path)
-            later = ["mixfl", "run", "--config", f"{path}/config.toml", "--out", path]
-            self.say(
-                f"MLflow failed ({lines[0][:200]}): going on without it. To log what is missing "
-                f"there later: {shlex.join(later)} --resume --track mlflow"
-            )
+            self.say(failed("MLflow", "mlflow", error, self.folder.path))
 
     def _begin(self, start):
         with one_at_a_time():

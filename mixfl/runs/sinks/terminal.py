@@ -1,4 +1,5 @@
-"""Progress of a run: a bar on a terminal, plain lines elsewhere, or nothing."""
+"""Progress of a run: a bar on a terminal, plain lines elsewhere, or nothing. In a notebook:
+notebook.py."""
 
 import contextlib
 import logging
@@ -7,45 +8,16 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from mixfl.runs.sinks.base import Detail, Sink
-
-# Shown while training, in this order, if a problem reports them.
-SHOWN = ("eval/loss", "eval/auc", "eval/accuracy", "eval/central/accuracy", "eval/recall@10")
+from mixfl.runs.sinks.base import Detail, Quiet
+from mixfl.runs.sinks.notebook import Notebook, in_notebook
+from mixfl.runs.wording import clock, summary
 
 WITHIN_SECONDS = 20  # between lines about a long round
 
 
-def summary(row: dict[str, Any]) -> str:
-    keys = [k for k in SHOWN if row.get(k) is not None]
-    keys = keys or [k for k in row if k.startswith(("eval/", "train/")) and row[k] is not None][:2]
-    return "  ".join(f"{k.removeprefix('eval/')} {number(row[k])}" for k in keys)
-
-
-def number(value: float) -> str:
-    return f"{value:.4f}" if abs(value) < 1e4 else f"{value:.3g}"
-
-
-def clock(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
-
-
-class Quiet(Sink):
-    """Shows nothing. Others show the notes of a start once, also for several runs."""
-
-    told: frozenset[str] = frozenset()
-
-    def begin(self, start):
-        for message in start.notes:
-            if message not in self.told:
-                self.note(message)
-        self.told |= {*start.notes}
-
-
 class Logged(Quiet):
     """Shows no progress. Notes go to the logger `mixfl`: as infos if they ask for no action, or as
-    warnings, which Python prints, also in a notebook, unless logging is set up otherwise."""
+    warnings, which Python prints unless logging is set up otherwise."""
 
     def note(self, message):
         level = logging.INFO if isinstance(message, Detail) else logging.WARNING
@@ -137,7 +109,10 @@ class Bar(Quiet):
 
 
 def reporter(show: bool | None = None) -> Quiet:
-    """True: always; False: never; None: only on a terminal. Notes are always told."""
+    """True: always; False: never; None: only on a terminal or in a notebook. Notes are always
+    told."""
+    if show is not False and in_notebook():
+        return Notebook()
     terminal = sys.stdout.isatty()
     if show is False or (show is None and not terminal):
         return Logged()

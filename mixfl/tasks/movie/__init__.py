@@ -103,6 +103,7 @@ def problem(options: Options = Options(), data: Path | None = None) -> Problem: 
             else None
         ),
         name="movie",
+        predict=predict,
     )
 
 
@@ -230,6 +231,14 @@ def spreadout(params, strength):
     u = unit(params["movies"][1:-1])
     itself = jnp.sum(jnp.sum(u**2, axis=1) ** 2)
     return strength * jnp.sqrt(jnp.maximum(jnp.sum((u.T @ u) ** 2) - itself, 0) + EPSILON)
+
+
+def predict(params, batch):
+    """`scores`: of every movie after those in `context` (0: padding), at most 1; -1 for id 0."""
+    table = params["movies"]
+    lengths = jnp.sum(batch["context"] > 0, axis=1)
+    left = left_tower(params["context"], table[batch["context"]], lengths)
+    return {"scores": (left @ unit(table[:-1]).T).at[:, 0].set(-1.0)}
 
 
 def hits(scores, target, context, count_context: bool):

@@ -80,6 +80,7 @@ def problem(options: Options = Options(), data: Path | None = None) -> Problem: 
             ClientEvaluation(each, held_out, at_server=True) if options.client_eval else None
         ),
         name="smile",
+        predict=partial(predict, mean=mean, scale=scale),
     )
 
 
@@ -146,7 +147,7 @@ def init(key: Any, inputs: int, hidden: int) -> dict[str, Any]:
 
 
 def logits(params, image, mean, scale):
-    pixels = (image.reshape(len(image), -1).astype(jnp.float32) - mean) * scale
+    pixels = (image.reshape(image.shape[0], -1).astype(jnp.float32) - mean) * scale
     hidden = jax.nn.relu(pixels @ params["hidden"]["w"] + params["hidden"]["b"])
     return (hidden @ params["logit"]["w"] + params["logit"]["b"])[:, 0]
 
@@ -157,6 +158,11 @@ def cross_entropy(z, smiling):
 
 def image_loss(params, batch, mean, scale):
     return cross_entropy(logits(params, batch["image"], mean, scale), batch["smiling"])
+
+
+def predict(params, batch, mean, scale):
+    """`smiling`: the probability."""
+    return {"smiling": jax.nn.sigmoid(logits(params, batch["image"], mean, scale))}
 
 
 def client_metrics(params, batch, mean, scale):

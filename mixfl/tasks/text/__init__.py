@@ -100,6 +100,7 @@ def problem(options: Options = Options(), data: Path | None = None) -> Problem: 
         ),
         name="text",
         files={FILE: vocabulary.to_json()},
+        predict=partial(char_model.predict, table=vocabulary.table),
     )  # fmt: skip
 
 

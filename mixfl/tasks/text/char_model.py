@@ -156,3 +156,13 @@ def loss(params: Any, batch: Any, table):
     ids = encoded(batch["text"], table)
     _, losses = cross_entropies(params, ids)
     return losses.sum(0) / jnp.maximum((ids[1:] > 0).sum(0), 1)
+
+
+def predict(params: Any, batch: Any, table):
+    """`log_probs`: of every symbol of the vocabulary, after the last character of each text."""
+    ids = encoded(batch["text"], table)
+    # Not `hidden_states`, which looks at the size of the batch: an exported model takes any.
+    h = _states(projected(params)[ids], params["gru"]["u"], params["gru"]["b_u"], 1)
+    last = jnp.maximum((ids > 0).sum(0) - 1, 0)
+    is_last = (jnp.arange(ids.shape[0])[:, None] == last)[..., None]  # no index: ONNX has none
+    return {"log_probs": jax.nn.log_softmax(output(params, jnp.where(is_last, h, 0).sum(0)))}
