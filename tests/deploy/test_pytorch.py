@@ -171,3 +171,12 @@ def test_the_model_comes_from_the_seed():
     a, b = model.init(jax.random.key(0)), model.init(jax.random.key(1))
     assert_same(model.init(jax.random.key(0)), a, 0)
     assert np.abs(np.asarray(a["out.weight"]) - b["out.weight"]).max() > 1e-3
+
+
+@pytest.mark.system
+def test_a_pytorch_client_masks_what_it_sends():
+    """Secure aggregation asks for whole tables: compared with plain, dense ones."""
+    given = dict(algorithm="2wgt", rounds=2, clip="off", tables="dense")
+    found = deploy("torch", secure=True, **given)
+    expected = deploy("torch", **given)
+    assert_same(found.params, expected.params, 1e-5)

@@ -51,7 +51,7 @@ CRASH = crash(ErrorCode.CLIENT_APP_CRASHED)
                 ("two populations", "2wgt", dict(cohort_size=3)),
                 ("two terms", "2wgt", dict(client_opt="sgd(momentum=0.5)")),
                 ("two terms", "2wgt", dict(weighting="uniform", clip=0.05)),
-                ("two terms", "2wgt", dict(local_epochs=2, local_steps=5)),
+                ("two terms", "2wgt", dict(local_epochs=2, local_steps=5, central_steps=4)),
             ]
         ),
     ],
@@ -250,3 +250,14 @@ def test_signed_keys(tmp_path):
     (tmp_path / "node-1.pub").rename(tmp_path / "few" / "node-1.pub")
     with pytest.raises(MixflError, match="too few clients gave a good reply"):
         deploy(nodes=nodes(tmp_path / "few"), **(SECURE | {"rounds": 1}))
+
+
+def test_nodes_linger():
+    """A task is followed by messages that want nothing. Nobody waits for the answers."""
+    found, grid, _ = deploy(**(PLAIN | {"linger": 2, "rounds": 2}))
+    groups = [group for kind, group in grid.events if kind == "push"]
+    assert [groups.count(g) for g in ("0", "linger 0 0", "linger 0 1", "linger 1 1")] == [4] * 4
+    assert found.metrics[-1]["clients/accepted"] == 8
+    there, context = node()
+    asked = RecordDict({"linger": ConfigRecord({})})
+    assert not apps.answer(there, "query", asked, context)

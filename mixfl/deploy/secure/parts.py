@@ -15,11 +15,13 @@ class Refused(MixflError):
     """What was asked for, or sent, is against the rules. Nothing was told."""
 
 
-class Part(msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True):
+class Part(
+    msgspec.Struct, array_like=True, frozen=True, forbid_unknown_fields=True
+):  # fmt: skip
     pass
 
 
-class Advert(Part):
+class Advert(Part, frozen=True):
     """A client's public keys for one round, with its signature if it has a key to sign with."""
 
     seal: bytes  # boxes for it are sealed with this
@@ -28,13 +30,13 @@ class Advert(Part):
     signature: bytes = b""
 
 
-class Roster(Part):
+class Roster(Part, frozen=True):
     round: int
     place: int  # of the client that gets it
     adverts: list[Advert]
 
 
-class Boxes(Part):
+class Boxes(Part, frozen=True):
     """Sealed shares. From a client: one for each neighbour. To a client: those of the neighbours at
     `places`."""
 
@@ -42,7 +44,7 @@ class Boxes(Part):
     places: list[int] = []
 
 
-class Survivors(Part):
+class Survivors(Part, frozen=True):
     round: int
     bits: bytes  # one bit for each place of the roster
 
