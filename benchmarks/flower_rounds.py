@@ -47,8 +47,10 @@ def main() -> None:
                             deployment, out, rounds=given.rounds, linger=linger, secure=secure,
                             min_clients=nodes,
                         )  # fmt: skip
-                        row = {"nodes": nodes, "secure": secure, "linger": linger,
-                               "seconds": round(seconds, 2), "per_hour": round(3600 / seconds)}  # fmt: skip
+                        row = {
+                            "nodes": nodes, "secure": secure, "linger": linger,
+                            "seconds": round(seconds, 2), "per_hour": round(3600 / seconds),
+                        }  # fmt: skip
                         print(json.dumps(row) if given.json else row, flush=True)
 
 

@@ -156,14 +156,14 @@ class Chain(Step):
             return None
         return self.coder.bits if np.any(np.asarray(self.of_coder(told).ranges) > 0) else 0
 
-    def coded(self, told, summand, key) -> tuple[Any, Any]:
+    def coded(self, told: Any, summand: Any, key: Any) -> tuple[Any, Any]:
         """At the client of a deployment: what is sent, and the report of the coder."""
         if self.coder is None:
             return self.encode(told, summand, key)[0], None
         *before, last = self.steps
         summand, _ = Chain(before).encode(told[:-1], summand, key)
         own = folded(key, len(before)) if last.random else None
-        return last.coded(told[-1], summand, own)
+        return self.coder.coded(told[-1], summand, own)
 
     def bad(self, report):
         return _any(map(lambda step, *a: step.bad(*a), self.steps, report))

@@ -128,7 +128,7 @@ def restored(kind: str, given: Any) -> Any:
     most, signs = codes.largest(BITS[kind]), codes.signs(_key())
     leaves, tree = jax.tree.flatten(given.codes)
     steps = given.ranges / most
-    return tree.unflatten([
+    return jax.tree.unflatten(tree, [
         codes.restored(jnp.asarray(a).astype(jnp.float32), signs) * steps[i]
         for i, a in enumerate(leaves)
     ])  # fmt: skip

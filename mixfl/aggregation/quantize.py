@@ -259,7 +259,7 @@ class Bfloat16(Step):
         trees = [summand.weighted, summand.grads]
         flat, tree = jax.tree.flatten(trees, is_leaf=is_part)
         done = [self._rounded(leaf, jax.random.fold_in(key, i)) for i, leaf in enumerate(flat)]
-        weighted, grads = tree.unflatten(done)
+        weighted, grads = jax.tree.unflatten(tree, done)
         return summand._replace(weighted=weighted, grads=grads), ()
 
     @staticmethod

@@ -31,9 +31,9 @@ def encoded(chain: Chain, told: Any, summand: Sums, key: Any, x: Params) -> Sent
     if chain.coder is None:
         return sent(code, x, chain.half)
     dtype = jnp.int8 if chain.coder.bits <= 8 else jnp.int16
-    small = [_cast(tree, dtype) for tree in (code.weighted, code.grads)]
+    weighted, grads = (_cast(tree, dtype) for tree in (code.weighted, code.grads))
     report = jnp.concatenate([jnp.atleast_1d(a) for a in report]).astype(jnp.uint8)
-    return Sent(*small, code.weight, code.steps, code.loss, code.extra, report)
+    return Sent(weighted, grads, code.weight, code.steps, code.loss, code.extra, report)
 
 
 def sent(code: Sums, x: Params, half: bool = False) -> Sent:

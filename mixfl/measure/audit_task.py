@@ -6,7 +6,7 @@ secret direction as its gradient, over all parameters and far longer than the cl
 """
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -18,13 +18,15 @@ from mixfl.losses import takes
 from mixfl.measure.audit import LOUD, Audit, attacked, direction, tossed
 from mixfl.privacy.budget import budget, settled
 from mixfl.problem import Federated, Problem
-from mixfl.runs.plan import Plan
+
+if TYPE_CHECKING:
+    from mixfl.runs.plan import Plan
 
 COLUMN = "canary"  # a canary's number and 1; 0 for other clients, and in padding
 
 
 def audit_task(
-    planned: Plan, rounds: int, canaries: int = 1000, seed: int | None = None,
+    planned: "Plan", rounds: int, canaries: int = 1000, seed: int | None = None,
     everybody: bool = True, noise: float | None = None,
 ) -> Audit:  # fmt: skip
     """`everybody`: all clients take part in every round, which is the most that an attacker can

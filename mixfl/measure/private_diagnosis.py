@@ -11,7 +11,7 @@ The measurements themselves have no noise.
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -86,7 +86,9 @@ def public(s: Settings) -> Settings:
     """The same settings without privacy, to measure."""
     if not s.private:
         return s
-    plain = {f.name: f.default for f in dataclasses.fields(Settings) if f.name.startswith("dp_")}
+    plain: dict[str, Any] = {
+        f.name: f.default for f in dataclasses.fields(Settings) if f.name.startswith("dp_")
+    }
     return dataclasses.replace(s, **plain, sampling="uniform", cohort_cap="auto")
 
 
@@ -113,8 +115,8 @@ def with_all_parameters(
     for j, term in enumerate(model.terms):
         mean = np.mean([m.terms[j].gradient for m in measured], axis=0)
         between = max(float(np.mean([m.terms[j].between for m in measured])), 0.0)
-        v = max(float(np.mean([m.terms[j].v for m in measured])), 0.0)
-        term = term._replace(square=float(mean @ mean) + between, variance=v)
+        variance = max(float(np.mean([m.terms[j].v for m in measured])), 0.0)
+        term = term._replace(square=float(mean @ mean) + between, variance=variance)
         terms.append(wider(term, abs(float(curves[j]))) if rest > 0 else term)
     if rest <= 0:
         return model._replace(terms=terms)

@@ -20,7 +20,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from mixfl.errors import MixflError
 from mixfl.report.page.render import render
-from mixfl.runs.sinks.terminal import SHOWN
+from mixfl.runs.wording import SHOWN
 from mixfl.watch.board import Board
 
 HEADER = "X-Mixfl-Token"

@@ -83,7 +83,8 @@ class Client:
             for name, table in self.tables.items()
         }
         local, ids = renumber(every, self.tables, most)
-        rows, columns = {}, {name: a[0] for name, a in local.items()}
+        columns = {name: a[0] for name, a in local.items()}
+        rows: dict[str, np.ndarray] = {}
         for alike in distinct(self.tables).values():
             table = self.tables[alike[0]]
             held = ids[alike[0]][0]

@@ -125,7 +125,7 @@ def parsed_tree(record: Any, like: Any, bits: int | None = None) -> Any:
             raise Rejected("malformed", f"its codes are none: {error}") from None
         leaves = np.split(codes, np.cumsum(counts)[:-1])
     shaped = [a.reshape(like.shape) for a, like in zip(leaves, expected, strict=True)]
-    return tree.unflatten(shaped)
+    return jax.tree.unflatten(tree, shaped)
 
 
 def parsed_flat(record: Any, name: str, size: int) -> bytes:
@@ -187,7 +187,7 @@ def parsed_hello(
         raise Rejected("malformed", "it is of no population of this problem")
     if not (number.isascii() and number.isdigit() and len(number) <= 20):
         raise Rejected("malformed", "its number is none")
-    given, rows = content.get("rows"), {}
+    given, rows = content.get("rows"), dict[str, np.ndarray]()
     named = distinct(tables[population])
     if not isinstance(given, ArrayRecord) or set(given) != set(named):
         raise Rejected("malformed", "it names rows of other tables than expected")

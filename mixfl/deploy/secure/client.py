@@ -8,6 +8,7 @@ stays with it. After it has revealed, its state of the round is gone.
 
 import secrets
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -76,7 +77,7 @@ def advertise(state: State, sign: keys.Sign | None = None) -> tuple[State, Adver
 
 
 def share(
-    state: State, request: bytes, check: keys.Check | None = None, least: int = graph.LEAST
+    state: State, request: Any, check: keys.Check | None = None, least: int = graph.LEAST
 ) -> tuple[State, bytes]:
     """Enters a round: seals the shares of its two seeds, a box for each neighbour. What is left of
     an earlier round is dropped."""
@@ -117,7 +118,7 @@ def _box_key(private, other: bytes, digest: bytes, sender: int, receiver: int) -
     return keys.derived(keys.agreed(private, other), "box", digest, sender, receiver)
 
 
-def receive(state: State, request: bytes) -> State:
+def receive(state: State, request: Any) -> State:
     """Opens the boxes of its neighbours. Who sent none has dropped out."""
     delivery, now = parsed(request, Boxes), state.entered
     if now is None or now.stage != SHARED or now.held:
@@ -176,7 +177,7 @@ def pair_key(private, other: bytes, digest: bytes, broadcast: bytes, layout: rin
     return keys.derived(keys.agreed(private, other), "pair", digest, broadcast, layout)
 
 
-def reveal(state: State, request: bytes) -> tuple[State, bytes]:
+def reveal(state: State, request: Any) -> tuple[State, bytes]:
     """For each neighbour that shared, in order, and itself: the share of its own mask's seed if it
     survived, that of its pairwise masks' seed if not."""
     asked, now = parsed(request, Survivors), state.entered

@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections.abc import Iterable
 from html import escape
 from typing import Any
 
@@ -120,5 +121,5 @@ class Notebook(Quiet):
         )
 
 
-def _lines(notes: list[str]) -> str:
+def _lines(notes: Iterable[str]) -> str:
     return "".join(f'<div style="{FAINT}">{escape(note)}</div>' for note in notes)
