@@ -145,6 +145,9 @@ class Quantize(Step):
 
         weighted, grads = every(own, 0), every(summand.grads, count)
         report = Report(jnp.stack(levels), jnp.any(jnp.stack(over)).astype(jnp.int32))
+        if self.clipped:  # all that may be told
+            odd = jnp.where(report.levels == NOT_FINITE, NOT_FINITE, 0)
+            report = Report(odd, jnp.zeros_like(report.saturated))
         return summand._replace(weighted=weighted, grads=grads), report
 
     # At the server, and in the simulator
