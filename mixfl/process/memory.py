@@ -8,6 +8,10 @@ With models of tens of megabytes, a round's buffers are one block of hundreds. S
 returned after all (`return_large_blocks`): on a heap that is never returned, the next one may not
 fit where the last one was, and the process would hold both.
 
+The heap gets huge pages, where the system allows programs to ask for them: a round goes through
+megabytes again and again, and with small pages the processor spends time looking up
+addresses (a round of a ResNet took 0.92 s of processor time in place of 0.99).
+
 Call it early: threads that have allocated memory before keep their own arenas, which these settings
 don't reach (called late, a round of the smile task took 160 ms instead of 70).
 """
@@ -17,6 +21,8 @@ import functools
 
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -2, -3, -4, -8
 LARGE_BLOCK = 32 << 20  # bytes; glibc takes no larger number
+MADV_HUGEPAGE, HUGE_PAGE = 14, 2 << 20
+AREA = 1 << 30  # of the heap with huge pages; what is never used costs nothing
 
 
 @functools.cache
@@ -31,9 +37,25 @@ def keep_freed_memory() -> bool:
             (M_TRIM_THRESHOLD, 2**31 - 1),  # and the heap does not shrink
             (M_TOP_PAD, 64 << 20),
         )
-        return all([libc.mallopt(option, value) == 1 for option, value in settings])
+        kept = all([libc.mallopt(option, value) == 1 for option, value in settings])
+        if kept:
+            use_huge_pages(libc)
+        return kept
     except (OSError, AttributeError):
         return False
+
+
+def use_huge_pages(libc: ctypes.CDLL) -> None:
+    """For the next AREA bytes of the heap. Nothing happens if there is no such space, or if the
+    system has no huge pages."""
+    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    libc.free.restype, libc.free.argtypes = None, [ctypes.c_void_p]
+    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    block = libc.malloc(AREA)  # from the top of the heap, where it stays after `free`
+    if block:
+        begin = -(-block // HUGE_PAGE) * HUGE_PAGE
+        libc.madvise(begin, block + AREA - begin, MADV_HUGEPAGE)
+        libc.free(block)
 
 
 def return_large_blocks() -> bool:
