@@ -31,6 +31,7 @@ RUN_BY = {
     "architecture.md": "project/test_architecture.py",
     "data.md": "data/test_data_page.py",
     "experiments.md": "project/test_optuna.py",
+    "export.md": "project/test_pages.py",
     "getting_started.md": "project/test_getting_started.py",
     "models.md": "project/test_pages.py project/test_rates_page.py",
     "participation.md": "project/test_pages.py",
