@@ -7,9 +7,9 @@ from typing import Any
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure  # pyplot would choose a backend for the whole process
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import MaxNLocator, NullLocator
 
-from mixfl.report.document import Curves, Series, Trial
+from mixfl.report.document import Curves, Series, Sweep, Trial
 from mixfl.report.means import cap, mean
 from mixfl.report.style import NAMES, metric_title, styles
 
@@ -76,6 +76,42 @@ def draw(part: Curves, path: Path) -> None:
                   ncols=across, frameon=False, fontsize=9)  # fmt: skip
     if part.title:
         figure.suptitle(_text(part.title), x=0.01, ha="left", fontsize=12)
+    figure.tight_layout(rect=(0, legend / size[1], 1, 1))
+    _save(figure, path)
+
+
+def sweeps(parts: Sequence[Sweep], path: Path) -> None:
+    """Final values against a key: one panel per sweep, with 95 % intervals."""
+    names = list(dict.fromkeys(line.name for part in parts for line in part.lines))
+    across = min(len(names), 5 if len(parts) > 2 else 2)
+    legend = 0.24 * -(-len(names) // across) + 0.1  # inches
+    size = (5.2 * len(parts), 3.6 + legend)
+    figure = Figure(figsize=size)
+    handles: dict[str, Any] = {}
+    for axis, part in zip(figure.subplots(1, len(parts), squeeze=False).flat, parts, strict=True):
+        looks = styles([line.algorithm for line in part.lines])
+        for line, look in zip(part.lines, looks, strict=True):
+            points = [p for p in line.points if p.mean is not None]
+            x = [p.x for p in points]
+            style: dict[str, Any] = dict(color=look.light, lw=1.8, marker=MARKERS[look.marker])
+            (drawn,) = axis.plot(x, [p.mean for p in points], ms=4.5, **style)
+            if look.dashes:
+                drawn.set_dashes(look.dashes)
+            if points and all(p.low is not None for p in points):
+                low, high = ([getattr(p, end) for p in points] for end in ("low", "high"))
+                axis.fill_between(x, low, high, color=look.light, alpha=0.12, lw=0)
+            handles.setdefault(line.name, drawn)
+        axis.set_xscale("log" if part.log_x else "linear")
+        axis.set_yscale("log" if part.log else "linear")
+        values = sorted({p.x for line in part.lines for p in line.points})
+        axis.set_xticks(values, [f"{v:g}" for v in values])
+        axis.xaxis.set_minor_locator(NullLocator())
+        axis.set_xlabel(_text(part.x))
+        axis.set_title(_text(part.title), loc="left", fontsize=11)
+        axis.grid(alpha=0.25)
+        axis.spines[["top", "right"]].set_visible(False)
+    figure.legend(list(handles.values()), list(map(_text, handles)), loc="lower center",
+                  ncols=across, frameon=False, fontsize=9)  # fmt: skip
     figure.tight_layout(rect=(0, legend / size[1], 1, 1))
     _save(figure, path)
 

@@ -1,9 +1,10 @@
 """Reports and plots as files."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from mixfl.errors import MixflError
-from mixfl.report.document import Curves, Document
+from mixfl.report.document import Curves, Document, Sweep
 from mixfl.runs.folder import write_whole
 
 PLOTS = (".pdf", ".svg", ".png")
@@ -26,6 +27,13 @@ def save_plot(curves: Curves, out: Path) -> None:
     from mixfl.report import plots  # matplotlib is slow to import
 
     plots.draw(curves, out)
+
+
+def save_sweeps(sweeps: Sequence[Sweep], out: Path) -> None:
+    _prepare(out)
+    from mixfl.report import plots
+
+    plots.sweeps(sweeps, out)
 
 
 def _prepare(out: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import mixfl
 from mixfl.errors import MixflError, unknown
-from mixfl.report.document import Curves, Document, Finding, Section
+from mixfl.report.document import Curves, Document, Finding, Section, Sweep
 from mixfl.report.from_runs import REPRODUCED
 from mixfl.runs.folder import write_whole
 from mixfl.studies import study as studies
@@ -136,10 +136,16 @@ def document(
 
 
 def draw(document: Document, folder: Path) -> None:
-    """Save the charts as files for a paper, named by their labels."""
-    from mixfl.report.save import save_plot
+    """Save the charts as files for a paper, named by their labels. Sweeps with one label are panels
+    of one figure."""
+    from mixfl.report.save import save_plot, save_sweeps
 
-    parts = [p for s in document.sections for p in s.parts if isinstance(p, Curves) and p.label]
+    every = [p for s in document.sections for p in s.parts]
+    swept = [p for p in every if isinstance(p, Sweep) and p.label]
+    for label, x in dict.fromkeys((p.label, p.x) for p in swept):
+        of_it = [p for p in swept if (p.label, p.x) == (label, x)]
+        save_sweeps(of_it, folder / f"{label}-against-{x}.pdf")
+    parts = [p for p in every if isinstance(p, Curves) and p.label]
     for part in parts:
         same = [p for p in parts if p.label == part.label]
         number = f"-{same.index(part) + 1}" if len(same) > 1 else ""

@@ -187,6 +187,8 @@ def test_a_study_from_its_file_to_the_page(tiny):
     assert "A tiny &lt;b&gt;study" in html
     reproduce.draw(document, out / "figures")
     assert (out / "figures" / "fig.tiny.pdf").read_bytes().startswith(b"%PDF")
+    (figure,) = (out / "figures").glob("*-against-client_lr.pdf")
+    assert figure.read_bytes().startswith(b"%PDF")
 
     # Again: nothing is made, and the same is shown.
     before = {p: p.stat().st_mtime_ns for p in (out / "runs").rglob("*") if p.is_file()}
