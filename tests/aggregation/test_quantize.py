@@ -256,10 +256,10 @@ def test_under_privacy_a_client_adds_at_most_the_clip_norm(upload):
         norm = np.sqrt(sum(np.sum(np.square(a)) for a in jax.tree.leaves(code.weighted)))
         assert 0 < norm <= 0.5 * 1.0001
     state = steps.init(own(), 0)
-    reports = jax.tree.map(
-        lambda a: a[None], steps.encode(told, made(own()), np.zeros(2, np.uint32))[1]
-    )
-    after = steps.next(state, reports)
+    _, report = encode(told, made(own()), np.zeros(2, np.uint32))
+    assert not np.any(report[0].levels)
+    assert not np.any(report[0].saturated)
+    after = steps.next(state, jax.tree.map(lambda a: a[None], report))
     np.testing.assert_array_equal(after[0].needs, state[0].needs)  # nothing is learned from clients
 
 
