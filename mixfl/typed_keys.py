@@ -40,6 +40,9 @@ class Keys(TypedDict, total=False):
     clip: float | Literal["quantile", "off"]
     aggregation: Literal["mean", "median", "trimmed-mean", "krum"]
     trim: float
+    upload: Literal["float32", "bfloat16", "int16", "int8", "int4", "int2"]
+    download: Literal["float32", "bf16", "bfloat16", "int16", "int8"]
+    download_gradient: Literal["auto", "float32", "bf16", "bfloat16", "int16", "int8"]
     tables: Literal["auto", "rows", "dense"]
     first_layer: Literal["auto", "low-rank", "plain"]
     convolutions: Literal["auto", "products", "plain"]
