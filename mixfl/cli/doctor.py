@@ -99,7 +99,7 @@ def _software(found: Findings) -> None:
 
 
 def _machine(found: Findings) -> None:
-    found.add("machine", f"{platform.system()} {platform.machine()}")
+    found.add("machine", f"{platform.uname().system} {platform.machine()}")
     count, load = cores(), os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     busy = load > 1.5 * count
     found.add("cores", f"{count} (load {load:.1f})", NOTE if busy else OK,

@@ -160,7 +160,9 @@ def test_rows_of_tables_add_up(row):
         ids = jnp.array(ids)
         held = (ids < 9).reshape(-1, *[1] * len(row))
         values = jnp.where(held, table[jnp.minimum(ids, 8)], 0)
-        return step.encode(told, made({"t": Rows(ids, values, 9)}), key(1))[0]
+        summand = made({"t": values})
+        held = summand._replace(weighted={"t": Rows(ids, summand.weighted["t"], 9)})
+        return step.encode(told, held, key(1))[0]
 
     few, more = of([2, 5]), of([7, 5, 2, 9, 9])
     np.testing.assert_array_equal(few.weighted["t"].values[1], more.weighted["t"].values[1])
@@ -203,7 +205,8 @@ def test_ranges_are_found_out_and_follow():
     assert 1 < used[1] / np.abs(y).max() < 2
     # A client with fewer steps needs as much as one with all of them.
     _, short = step.encode(told, made(own(), steps=1), key(0))
-    assert (short.levels[:3] == report.levels[:3] + round(4 * np.log2(3))).sum() >= 2
+    moved = np.asarray(short.levels[:3] - report.levels[:3])
+    assert set(moved) <= {6, 7}  # 4 log2(3) levels are 6.3
     after = step.next(state, reports)
     assert np.any(np.asarray(after.key) != np.asarray(state.key))
     np.testing.assert_array_equal(step.told(after).ranges, settled.ranges)
@@ -249,7 +252,7 @@ def test_under_privacy_a_client_adds_at_most_the_clip_norm(upload):
     steps = chain(s)
     told = steps.told(steps.init(own(), 0))
     encode = jax.jit(steps.encode)
-    assert np.all(np.asarray(told[0].ranges) <= 0.5)
+    assert np.all(np.asarray(told[0].ranges[:3]) <= 0.5)  # the others are those of gradients
     for scale in (1e-3, 0.1, 1e3):
         tree = jax.tree.map(lambda a, f=scale: f * a, own())
         code, _ = encode(told, made(tree), np.array([1, 2], np.uint32))

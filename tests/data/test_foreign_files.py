@@ -632,6 +632,14 @@ UNPICKLE = {"pickle", "cPickle", "_pickle", "cloudpickle", "dill", "joblib", "sh
 RUN = {"eval", "exec", "compile"}
 CALLS = {"read_pickle", "extractall", "unpack_archive", "system", "popen"}
 LOADS = {("torch", "load"), ("np", "load"), ("numpy", "load"), ("yaml", "load"), ("joblib", "load")}
+SAFE = {("torch", "load"): ("weights_only", True), ("np", "load"): ("allow_pickle", False)}
+
+
+def safe(call, name):
+    """Is it told, in so many words, not to unpickle?"""
+    return name in SAFE and SAFE[name] in [
+        (given.arg, getattr(given.value, "value", None)) for given in call.keywords
+    ]
 
 
 def dangers(source):
@@ -646,7 +654,8 @@ def dangers(source):
                 yield called.id
             elif isinstance(called, ast.Attribute):
                 owner = called.value.id if isinstance(called.value, ast.Name) else ""
-                if called.attr in CALLS or (owner, called.attr) in LOADS:
+                loads = (owner, called.attr) in LOADS and not safe(node, (owner, called.attr))
+                if called.attr in CALLS or loads:
                     yield f"{owner}.{called.attr}"
             for given in node.keywords:
                 if given.arg in ("allow_pickle", "shell") and not (
@@ -667,6 +676,8 @@ def test_nothing_in_the_package_unpickles_or_runs_what_it_reads():
 @pytest.mark.parametrize(
     "line",
     ["import pickle", "from pickle import loads", "import torch; torch.load(x)", "np.load(x)",
+     "torch.load(x, weights_only=False)", "torch.load(x, weights_only=w)",
+     "np.load(x, allow_pickle=True)", "torch.load(x, allow_pickle=False)",
      "eval(x)", "exec(x)", "t.extractall()", "f(x, allow_pickle=True)", "f(x, shell=True)"],
 )  # fmt: skip
 def test_dangers_are_seen(line):

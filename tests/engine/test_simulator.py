@@ -35,7 +35,7 @@ def memory(p, s, name):
     if piece.last:
         lowered = program.whole.lower(state, piece.drawn, piece.clients)
     else:
-        messages = program.begin(state, piece.drawn)
+        messages, _ = program.begin(state, piece.drawn)
         empty = program.empty(messages, piece.clients, state.aggregation)
         lowered = program.accumulate.lower(empty, messages, piece.clients, state.aggregation)
     sizes = lowered.compile().memory_analysis()
