@@ -20,7 +20,8 @@ class Loader(yaml.SafeLoader):
     """mkdocs.yml names functions, which are not wanted here."""
 
 
-Loader.add_multi_constructor("tag:yaml.org,2002:python/name:", lambda *_: None)
+for tag in ("name", "object/apply"):
+    Loader.add_multi_constructor(f"tag:yaml.org,2002:python/{tag}:", lambda *_: None)
 CONFIG = yaml.load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"), Loader)
 
 
