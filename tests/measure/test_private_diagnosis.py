@@ -207,4 +207,6 @@ def test_a_low_clip_norm_is_told(file):
     # What is measured has no noise: the same figures as without privacy.
     bare = diagnose(p, dataclasses.replace(plan(file, "pt").settings), budget=1.0)
     assert bare.private is None
-    np.testing.assert_allclose(found.curve, bare.curve)
+    both = min(len(found.curve), len(bare.curve))  # how far they get is a matter of time
+    assert both > 1
+    np.testing.assert_allclose(found.curve[:both], bare.curve[:both])

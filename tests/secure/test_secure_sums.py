@@ -50,7 +50,8 @@ def test_below_the_threshold_there_is_no_sum(stage):
 
 
 def test_a_sparse_graph_has_the_same_sum(monkeypatch):
-    monkeypatch.setattr(graph, "DEGREE", 10)
+    # 7 of a client's 20 neighbours may drop out, so the 4 that do may all be neighbours.
+    monkeypatch.setattr(graph, "DEGREE", 20)
     given = vectors(30)
     dropped = {"share": {3}, "mask": {17, 4}, "reveal": {9}}
     alive = [v for i, v in enumerate(given) if i not in {3, 17, 4}]
