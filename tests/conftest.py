@@ -49,11 +49,12 @@ pytest.register_assert_rewrite(
 SYSTEM = {
     "test_distributed", "test_exchange", "test_faults", "test_flower", "test_flower_poison",
     "test_kill", "test_members", "test_no_surprises", "test_page", "test_supervisor",
-    "test_sweeps", "test_trackers", "test_wandb", "test_watch_page", "test_zoo",
+    "test_sweeps", "test_trackers", "test_wandb", "test_watch_page", "test_wire",
+    "test_zoo",
 }  # fmt: skip
 NUMBERS = {
-    "test_client_settings", "test_frozen", "test_participation", "test_populations",
-    "test_random_losses",
+    "test_audit", "test_client_settings", "test_codes", "test_frozen", "test_participation",
+    "test_populations", "test_private_diagnosis", "test_random_losses",
 }  # fmt: skip
 # Repeated in test-numbers with XLA's optimizations.
 OPTIMIZED = {
@@ -69,12 +70,14 @@ FUNCTIONS = {
         "test_a_page_trains_with_privacy", "test_a_private_deployment_is_the_simulator",
         "test_a_second_run_compiles_nothing", "test_a_study_from_its_file_to_the_page",
         "test_an_example_runs", "test_config_repeats_the_run", "test_diagnose_on_the_command_line",
-        "test_every_command_of_the_readme_takes_the_saved_file", "test_memory_stays_flat",
+        "test_every_command_of_the_readme_takes_the_saved_file",
+        "test_kinds_of_models_train_alike", "test_memory_stays_flat",
         "test_mixed_learns_what_federated_alone_can_not", "test_plot_command",
         "test_script_is_repeated_to_the_same_bits",
     },
     "numbers": {
         "test_a_loss_that_uses_more_than_the_rows_is_refused",
+        "test_a_run_keeps_its_vocabulary_and_goes_on_only_with_the_same",
         "test_adaptive_server_optimizers_agree_too",
         "test_advice_follows_what_is_known_of_the_algorithms",
         "test_chunks_and_devices_change_nothing", "test_chunks_and_devices_clip_alike",

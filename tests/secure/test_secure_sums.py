@@ -57,7 +57,7 @@ def test_a_sparse_graph_has_the_same_sum(monkeypatch):
     alive = [v for i, v in enumerate(given) if i not in {3, 17, 4}]
     cohort = Cohort(30)
     assert_equal(played(cohort, given, dropped), summed(alive))
-    assert {len(near) for near in cohort.server.near} == {10}
+    assert {len(near) for near in cohort.server.near} == {20}
     for i, near in enumerate(cohort.server.near):
         assert i not in near
         assert all(i in cohort.server.near[j] for j in near)
