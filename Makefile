@@ -74,7 +74,8 @@ test-system: .venv/complete chromium
 
 # The tests of numbers, with XLA's optimizations and more combinations; CI runs it too.
 test-numbers: .venv/complete
-	$(OPTIMIZED) $(PYTEST) $(PARALLEL) -m '(numbers or optimized) and not slow and not flower and not system'
+	$(PYTEST) $(PARALLEL) -m 'numbers and not optimized and not slow and not flower and not system'
+	$(OPTIMIZED) $(PYTEST) $(PARALLEL) -m 'optimized and not slow and not flower and not system'
 
 # A SuperLink and three SuperNodes as real processes, one test at a time: they share the cores.
 test-flower: .venv/complete nginx

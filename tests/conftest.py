@@ -56,12 +56,11 @@ NUMBERS = {
     "test_audit", "test_client_settings", "test_codes", "test_frozen", "test_participation",
     "test_populations", "test_private_diagnosis", "test_random_losses",
 }  # fmt: skip
-# Repeated in test-numbers with XLA's optimizations.
+# Repeated in test-numbers with XLA's optimizations, in tables for the paper's algorithms.
 OPTIMIZED = {
-    "test_against_reference", "test_chain", "test_clipping", "test_convolutions", "test_facts",
-    "test_half", "test_lookups", "test_loops", "test_losses", "test_low_rank", "test_mechanism",
-    "test_movie", "test_own_part", "test_recurrence", "test_recurrent", "test_robust", "test_rows",
-    "test_simulator", "test_sizes", "test_smile", "test_text", "test_training", "test_winograd",
+    "test_against_reference", "test_clipping", "test_convolutions", "test_facts", "test_half",
+    "test_lookups", "test_loops", "test_losses", "test_low_rank", "test_mechanism", "test_quantize",
+    "test_recurrence", "test_rewriting", "test_robust", "test_rows", "test_sizes", "test_winograd",
 }  # fmt: skip
 # Single functions that take long.
 FUNCTIONS = {
@@ -123,10 +122,13 @@ def bounded_memory():
 def pytest_collection_modifyitems(items):
     for item in items:
         file, function = item.path.stem, getattr(item, "originalname", item.name)
-        for stage, files in (("system", SYSTEM), ("numbers", NUMBERS), ("optimized", OPTIMIZED)):
-            if file in files or function in FUNCTIONS.get(stage, ()):
-                item.add_marker(stage)
         given = getattr(item, "callspec", None)
         algorithm = given.params.get("algorithm") if given else None
-        if file in TABLES and isinstance(algorithm, str) and algorithm not in PAPERS:
+        other = file in TABLES and isinstance(algorithm, str) and algorithm not in PAPERS
+        if other:
             item.add_marker("numbers")
+        for stage, files in (("system", SYSTEM), ("numbers", NUMBERS), ("optimized", OPTIMIZED)):
+            if stage == "optimized" and other:
+                continue
+            if file in files or function in FUNCTIONS.get(stage, ()):
+                item.add_marker(stage)
