@@ -7,52 +7,51 @@ from benchmarks.deployment import Deployment
 
 pytestmark = pytest.mark.flower
 
-# Appended to the project's app.py: a worker kills itself when it gets this part of this round.
+# Appended to the project's app.py: a worker kills itself at its n-th message of a kind, once.
 DEADLY = """
+import collections
 import os
 import signal
 
 from mixfl.deploy.flower import apps
 
+seen = collections.Counter()
+
 
 def deadly(problem, kind, content, context):
-    record = content.get("secure", {})
-    round, stage = os.environ.get("KILL_AT", "- -").split()
-    now = str(record.get("boxes") is not None and content["train"]["round"])
-    if stage in record and (stage != "boxes" or now == round):
-        flag = f"killed-{context.node_config['partition-id']}"
-        if not os.path.exists(flag):
-            open(flag, "w").close()
-            os.kill(os.getpid(), signal.SIGKILL)
+    number, stage, flag = os.environ.get("KILL_AT", "0 - -").split()
+    seen.update(content.get("secure", {}))
+    if seen[stage] == int(number) and not os.path.exists(flag) and stage in content["secure"]:
+        open(flag, "w").close()
+        os.kill(os.getpid(), signal.SIGKILL)
     return apps.answer(problem, kind, content, context)
 
 
 client = mixfl.flower.client_app(problem, deadly)
 """
+STAGES = {"node-2": "1 roster", "node-3": "2 boxes", "node-4": "3 survivors"}
 
 
 def test_workers_are_killed_at_each_stage(tmp_path):
-    """Of seven nodes, one each is killed when it should share, train and reveal. Five must stay."""
-    deployment = Deployment(tmp_path / "smile", nodes=7)
+    """Of four nodes, one each is killed when it should share, train and reveal, in the first, the
+    second and the third round."""
+    deployment = Deployment(tmp_path / "smile", nodes=4)
     app = deployment.folder / "app.py"
     app.write_text(app.read_text() + DEADLY)
     config = deployment.folder / "pyproject.toml"
     config.write_text(config.read_text().replace('clip = "quantile"', 'clip = "off"'))
-    stages = {"node-2": "0 roster", "node-4": "1 boxes", "node-6": "1 survivors"}
-    for name, at in stages.items():
-        deployment.own[name] = {"KILL_AT": at}
+    for name, at in STAGES.items():
+        deployment.own[name] = {"KILL_AT": f"{at} {tmp_path / name}"}
     out = deployment.folder / "runs" / "secure"
     with deployment:
-        run = deployment.run(
-            rounds=4, out=str(out), secure=True, min_clients=7, algorithm="2wgt", round_deadline=150
-        )
+        run = deployment.run(rounds=5, out=str(out), secure=True, min_clients=4)
         assert deployment.finished(run, 1500) == "finished:completed", deployment.told(run)
-    metrics = mixfl.load(out).metrics
-    assert "rounds/failed" not in metrics[-1]
-    assert metrics[-1]["clients/rejected"] >= 2  # who dies when it reveals is in the sum
-    assert metrics[-1]["round"] == 4
-    killed = [p.name for p in tmp_path.rglob("killed-*")]
-    assert sorted(set(killed)) == ["killed-1", "killed-3", "killed-5"]
+    last = mixfl.load(out).metrics[-1]
+    assert "rounds/failed" not in last
+    assert last["round"] == 5
+    assert last["clients/rejected"] >= 2  # who dies when it should reveal is in the sum
+    assert last["replies/missing"] >= 1
+    assert {p.name for p in tmp_path.glob("node-*")} == set(STAGES)
 
 
 def test_a_secure_run_is_the_simulators(tmp_path):
