@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+HALF = 15  # bits of a sum's lower half
 MOST = 512  # numbers in a block: with codes of 16 bits, the way back fits float32's 24 bits
 
 
@@ -67,9 +68,15 @@ def restored(codes, signs) -> jax.Array:
     sums over clients. Integers stay integers until the last conversion. Codes as float32 are exact
     too, if they are of one client."""
 
+    def turned(block):
+        if not jnp.issubdtype(block.dtype, jnp.integer):
+            return _hadamard(block)
+        high, low = block >> HALF, block & (2**HALF - 1)  # so that no product exceeds 32 bits
+        both = [_hadamard(a).astype(jnp.float32) for a in (high, low)]
+        return both[0] * 2.0**HALF + both[1]
+
     def back(block, size):
-        turned = _hadamard(block) * signs[:size].astype(block.dtype)
-        return turned.astype(jnp.float32) * 2.0 ** -((_log(size) + 1) // 2)
+        return turned(block) * signs[:size].astype(jnp.float32) * 2.0 ** -((_log(size) + 1) // 2)
 
     return _blockwise(back, as_rows(codes)).reshape(codes.shape)
 

@@ -51,6 +51,7 @@ LEVELS, ORIGIN, PER_OCTAVE = 256, 160, 4  # level l means 2^((l - 160) / 4); 0: 
 NOT_FINITE = LEVELS - 1
 QUARTILE = 0.75
 SPREAD = 16.0  # under differential privacy: the range is so many times C / sqrt(numbers)
+LARGEST_SUM = 2**30  # of codes: above, each client is decoded (a factor of 2 for more clients)
 STREAM = 0x63  # of the seed's
 
 
@@ -84,7 +85,10 @@ class Quantize(Step):
         self.bits = BITS[s.upload]
         self.most = codes.largest(self.bits)
         self.steps = s.most_steps or s.local_steps
-        self.each = s.clip != "off" or s.private or s.aggregation != "mean"
+        most = {"examples": s.client_batch * self.steps, "steps": self.steps, "uniform": 1}
+        clients = s.cohort_size if isinstance(s.cohort_cap, str) else s.cohort_cap
+        large = self.largest_sum(clients, most[s.weighting]) >= LARGEST_SUM
+        self.each = s.clip != "off" or s.private or s.aggregation != "mean" or large
         self.clipped = s.private
         self._settings = Hidden(s)
 

@@ -188,6 +188,25 @@ def test_what_exceeds_the_range_is_shortened_and_counted():
         assert np.abs(code.weighted["kernel"]).max() <= step.most
 
 
+@pytest.mark.parametrize("clients", [10, 1000, 50_000])
+def test_sums_of_many_codes_fit(clients):
+    """Of 16 bits, 50,000 times the same: rotated back, they would exceed 32 bits."""
+    a = jax.random.normal(jax.random.key(2), (3, 700))
+    signs = codes.signs(jnp.array([1, 2], jnp.uint32))
+    y = np.asarray(codes.rotated(a, signs), np.float64)
+    code = np.rint(y / np.abs(y).max() * codes.largest(16)).astype(np.int32)
+    one = codes.restored(jnp.asarray(code), signs)
+    total = codes.restored(jnp.asarray(clients * code), signs)
+    np.testing.assert_allclose(total / clients, one, rtol=1e-5, atol=1e-2)
+
+
+def test_larger_sums_are_decoded_one_by_one():
+    given = dict(upload="int16", clip="off", local_steps=10, client_batch=100)
+    assert not Quantize(Settings(**given, cohort_size=30)).each
+    assert Quantize(Settings(**given, cohort_size=100)).each
+    assert not Quantize(Settings(**given, cohort_size=100, weighting="uniform")).each
+
+
 def test_ranges_are_found_out_and_follow():
     """In the first round the codes are 0 until it is known what the clients need."""
     step = Compiled(Settings(upload="int8", clip="off", local_steps=3))

@@ -1,5 +1,8 @@
 """Secure aggregation on Flower: the simulator's rounds to the quantization, whoever drops out."""
 
+import dataclasses
+from types import SimpleNamespace
+
 import jax
 import numpy as np
 import pytest
@@ -10,10 +13,15 @@ from flwr.common.constant import ErrorCode
 from scipy import stats
 
 import mixfl.flower
+from mixfl.aggregation.wire import Sent
 from mixfl.deploy.flower import apps
 from mixfl.deploy.flower.client import Client
 from mixfl.deploy.flower.config import chosen
+from mixfl.deploy.flower.secure_exchange import SecureRound, SecureRounds
 from mixfl.deploy.flower.secure_node import digest
+from mixfl.deploy.flower.secure_sums import Asked, Coding, Told
+from mixfl.deploy.secure import client as secure_client
+from mixfl.deploy.secure.parts import Advert, Refused, packed
 from mixfl.errors import MixflError
 
 SECURE = dict(secure=True, cohort_size=4, rounds=3, algorithm="2wgt")
@@ -147,6 +155,7 @@ REFUSED = [
     (dict(clip="quantile"), "which the server does not see"),
     (dict(cohort_size=2), "at least 3 clients"),
     (dict(upload="int4", cohort_size=8), "has no room in it"),
+    (dict(upload="int4", cohort_size=4, over_select=2.0), "has no room in it"),
     (dict(upload="bfloat16"), "has no room in it"),
     (dict(algorithm="mimelite"), "send more than their change"),
     (dict(dp_noise_multiplier=1.0, dp_delta=1e-2, dp_clients=4), "a number as dp_clip"),
@@ -230,6 +239,47 @@ def test_a_private_secure_deployment():
         for a, b in zip(*(jax.tree.leaves(r.params) for r in (found, calm)), strict=True)
     ])  # fmt: skip
     assert 0.3 * wanted < np.std(difference) < 3 * wanted
+
+
+def test_too_many_for_the_mean_are_refused():
+    there, _ = placed("two terms")
+    with pytest.raises(MixflError, match=r"over_select = 2: two\s+thirds"):
+        chosen(there, PRIVATE | {"over_select": 2.0})
+
+
+def test_a_private_client_does_not_tell_that_its_change_is_odd():
+    """It adds its noise alone."""
+    told = Told(np.zeros(2), np.zeros(3), np.zeros(3), np.float32(1.0))
+    s = dataclasses.replace(chosen(placed("two terms")[0], PRIVATE)[2], rounds=1)
+    like = Sent({"w": np.zeros(5, np.float32)}, None, np.float32(1), np.float32(1), np.float32(0))
+    coding = Coding(s, like, told, 4, Asked(32, False, 1))
+    bad = like._replace(weighted={"w": np.full(5, np.nan, np.float32)}, loss=np.float32("nan"))
+    (numbers, heads) = coding.vector(bad)
+    assert heads.tolist() == [1]
+    assert np.abs(numbers.astype(np.int32)).max() < 100 * coding.grid.sigma
+
+
+def test_a_server_cannot_ask_for_less_noise():
+    there, every = placed("two terms")
+    client = Client(there, PRIVATE, every[0])
+    told = Told(np.zeros(2), np.zeros(3), np.zeros(3), np.float32(1e-3))
+    with pytest.raises(MixflError, match=r"asks for noise of 0\.001"):
+        client._check_noise(told)
+
+
+def test_keys_that_are_none_do_not_reach_a_roster():
+    rounds = SecureRounds(None)
+    node = SimpleNamespace(id=7)
+    good = secure_client.advertise(secure_client.State("r"))[1]
+    take = SecureRound.__new__(SecureRound)
+    take.rounds = rounds
+    for odd in (Advert(b"", good.mask), Advert(good.seal, good.seal),
+                Advert(bytes(32), good.mask)):  # fmt: skip
+        content = RecordDict({"secure": ConfigRecord({"advert": packed(odd)})})
+        with pytest.raises(Refused):
+            take._keep_advert(node, content)
+    take._keep_advert(node, RecordDict({"secure": ConfigRecord({"advert": packed(good)})}))
+    assert rounds.adverts == {7: good}
 
 
 def test_signed_keys(tmp_path):

@@ -56,6 +56,44 @@ def test_who_tells_clients_different_things_gets_neither_seed():
     assert graph.threshold(6) == 4
 
 
+def test_a_client_is_not_cut_off_from_its_neighbours(monkeypatch):
+    """On a sparse graph, a server may tell everybody that the neighbours of client 17 dropped out,
+    and each of these that the others did: two thirds of the roster survive. Enough shares of all
+    masks between client 17 and others would be there, if its neighbourhood did not refuse."""
+    monkeypatch.setattr(graph, "DEGREE", 6)
+    cohort = masked(30)
+    near, least = set(cohort.server.near[17]), graph.threshold(7)
+    found = dict.fromkeys(near, 0)
+    for i in range(30):
+        held = cohort.states[i].entered.held
+        alive = set(range(30)) - near | {i}
+        try:
+            _, shares = client.reveal(cohort.states[i], survivors(cohort, alive))
+        except Refused as refused:
+            assert "of this client's neighbours" in str(refused)
+            shares = b""
+        for j in near & set(held):
+            found[j] += held[j][1] in shares
+        assert i != 17 or not shares
+    assert min(found.values()) < least
+
+
+def test_lies_about_survivors_are_too_few():
+    """A client calls at most a third of its neighbours dead. Who wants the seeds of all neighbours
+    of one client needs more shares than all clients around it then give."""
+    degree, least = graph.DEGREE, graph.threshold(graph.DEGREE + 1)
+    assert (2 * degree + 1) * (degree + 1 - least) < degree * least
+
+
+def test_too_few_neighbours_end_a_round(monkeypatch):
+    monkeypatch.setattr(graph, "DEGREE", 6)
+    cohort = Cohort(30)
+    cohort.share()
+    cohort.mask(vectors(30), dropped=cohort.server.near[17][:3])
+    with pytest.raises(TooFew, match="neighbours"):
+        cohort.server.survivors()
+
+
 @given(st.integers(1, 3000))
 def test_nobody_has_shares_enough_of_both_kinds(n):
     assert 2 * graph.threshold(n) > n

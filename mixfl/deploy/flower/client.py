@@ -123,14 +123,25 @@ class Client:
         task = self._task(content)
         if task is None:
             return messages.STALE, None
+        self._check_noise(task.told[-1])
         sent = jax.tree.map(np.asarray, self._trained(task))
         asked = Asked(bits, both, steps)
         try:
             coding = Coding(self.s.of(self.term), sent, task.told[-1], clients, asked)
-            check_norms(sent, self.d.max_update_norm)
+            if not self.s.private:  # a private change is shortened, and nobody is told
+                check_norms(sent, self.d.max_update_norm)
             return coding.layout, coding.vector(sent)
         except messages.Rejected as rejected:
             raise MixflError(f"this client takes no part in the round: {rejected}.") from None
+
+    def _check_noise(self, told: Any) -> None:
+        """A server may not ask for less noise than the run's configuration has."""
+        least = self.s.dp_noise_multiplier
+        if self.s.private and least is not None and float(told.noise) < float(np.float32(least)):
+            raise MixflError(
+                f"the server asks for noise of {float(told.noise):g} clip norms; the run's "
+                f"configuration has dp_noise_multiplier = {least:g}."
+            )
 
     def _task(self, content: RecordDict) -> messages.Task | None:
         try:

@@ -5,6 +5,7 @@ belongs to a section of the user's project and is ignored.
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -91,7 +92,7 @@ def chosen(
         if getattr(s, name) != KEYS[name].default:
             raise MixflError(f"{name} = {getattr(s, name)} can't be deployed: {why}.")
     if deployment.secure:
-        s = secured(algorithm.id, s, given)
+        s = secured(algorithm.id, s, given, deployment.over_select)
     if s.private or deployment.secure:  # the rows that a client asks for would tell what it has
         s = dataclasses.replace(s, tables="dense")
     return weighted, algorithm, s, deployment
@@ -101,7 +102,9 @@ SECURE = ("fedavg", "pt", "1wgt", "2wgt", "pretrain", "baseline", "central")
 UPLOADS = {"float32": 32, "int16": 16, "int8": 8, "int4": 4}  # bits
 
 
-def secured(algorithm: str, s: Settings, given: Mapping[str, Any]) -> Settings:
+def secured(
+    algorithm: str, s: Settings, given: Mapping[str, Any], over_select: float = 1.0
+) -> Settings:
     """The settings of a run with secure aggregation, or why there can't be one."""
     if algorithm not in SECURE:
         raise MixflError(
@@ -126,10 +129,10 @@ def secured(algorithm: str, s: Settings, given: Mapping[str, Any]) -> Settings:
             f"secure = true with upload = {s.upload} and differential privacy: the noise needs 32 "
             "bits. Use upload = float32."
         )
-    if 2 ** max(bits - 1, 0) - 1 < s.cohort_size:
+    if 2 ** max(bits - 1, 0) - 1 < math.ceil(over_select * s.cohort_size):
         raise MixflError(
-            f"secure = true with upload = {s.upload}: a sum of {s.cohort_size} clients' codes has "
-            "no room in it. Use int16 or float32."
+            f"secure = true with upload = {s.upload}: a sum of {s.cohort_size} clients' codes, and "
+            f"over_select = {over_select:g} times as many, has no room in it. Use int16 or float32."
         )
     if s.private:
         if s.dp_clip == "adaptive" or s.dp_mechanism == "banded":
@@ -138,6 +141,12 @@ def secured(algorithm: str, s: Settings, given: Mapping[str, Any]) -> Settings:
                 f"fixed clip norm and dp_mechanism = distributed; got dp_clip = {s.dp_clip}, "
                 f"dp_mechanism = {s.dp_mechanism}. Give a number as dp_clip, "
                 "and leave out dp_mechanism."
+            )
+        if over_select > 1.5:
+            raise MixflError(
+                f"secure = true with differential privacy and over_select = {over_select:g}: two "
+                "thirds of those that are asked must be added up, which would be more than "
+                "cohort_size, by which the mean divides. Use 1.5 or less."
             )
         s = dataclasses.replace(s, dp_mechanism="distributed")
     return dataclasses.replace(s, clip="off") if s.clip == "quantile" else s

@@ -9,6 +9,7 @@ the first round, and after a round in which that did not work, keys and shares a
 their own: two exchanges more.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -23,7 +24,7 @@ from mixfl.deploy.flower.nodes import Node, Nodes
 from mixfl.deploy.flower.reply_limits import Bounds, bounds
 from mixfl.deploy.flower.secure_node import FORMAT, RECORD, digest
 from mixfl.deploy.flower.secure_sums import Coding
-from mixfl.deploy.secure import ring
+from mixfl.deploy.secure import keys, ring
 from mixfl.deploy.secure.client import BOX
 from mixfl.deploy.secure.graph import DEGREE, LEAST
 from mixfl.deploy.secure.parts import Advert, Refused, parsed
@@ -32,6 +33,7 @@ from mixfl.deploy.secure.shamir import SHARE
 from mixfl.engine.base import RoundBytes
 
 PATIENCE = 60.0  # seconds to wait for what needs no training
+PROBE = keys.private_key(bytes(16))  # to see whether a public key is one
 NO_ARRAYS = bounds([])
 # Keys and their signature, shares and boxes for every neighbour: in the text of a reply.
 SMALL = NO_ARRAYS._replace(text=NO_ARRAYS.text + (DEGREE + 1) * (BOX + SHARE + 16))
@@ -149,7 +151,13 @@ class SecureRound:
                     stage.ask(Asked(node, j, place, job), "query", request)
 
     def _keep_advert(self, node: Node, content: RecordDict) -> None:
-        self.rounds.adverts[node.id] = parsed(_bytes(content, "advert"), Advert)
+        """Every other client would refuse a roster with a key that is none."""
+        advert = parsed(_bytes(content, "advert"), Advert)
+        if advert.seal == advert.mask:
+            raise Refused("the same key twice.")
+        for key in (advert.seal, advert.mask):
+            keys.agreed(PROBE, key)
+        self.rounds.adverts[node.id] = advert
 
     def _rosters(self, cohorts: list[list[Node]]) -> list[Group]:
         groups, self.rounds.tries = [], self.rounds.tries + 1
@@ -157,6 +165,9 @@ class SecureRound:
             there = [node for node in nodes if node.id in self.rounds.adverts]
             run = str(self.nodes.link.run_id())
             adverts = [self.rounds.adverts.pop(node.id) for node in there]
+            used = Counter(key for a in adverts for key in (a.seal, a.mask))
+            own = [i for i, a in enumerate(adverts) if used[a.seal] == used[a.mask] == 1]
+            there, adverts = [there[i] for i in own], [adverts[i] for i in own]
             groups.append(Group(there, Round(run, self.rounds.tries, adverts)))
         return groups
 

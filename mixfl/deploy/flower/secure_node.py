@@ -54,7 +54,11 @@ def answer(content: RecordDict, context: Context) -> RecordDict:
         state, found["shares"] = client.reveal(state, request["survivors"])
     if "roster" in request:
         check, least = peers(node), fewest(node)
-        state, found["boxes"] = client.share(state, request["roster"], check, least)
+        try:
+            state, found["boxes"] = client.share(state, request["roster"], check, least)
+        except Refused:
+            if "shares" not in found:  # a roster that is refused must not cost the round before
+                raise
     state, advert = client.advertise(state, sign(node))
     stored(context, state)
     return RecordDict({RECORD: ConfigRecord({**found, "advert": packed(advert)})})

@@ -58,7 +58,8 @@ class Grid:
         gradients count as `scale` times themselves, as in aggregation/private.py."""
         scaled = flat.copy()
         scaled[changes:] *= self.scale
-        norm = float(np.sqrt(np.sum(np.square(scaled))))
+        with np.errstate(all="ignore"):
+            norm = float(np.sqrt(np.sum(np.square(scaled))))
         if not math.isfinite(norm):
             return np.zeros(len(flat), np.int64)
         factor = min(1.0, self.clip / norm) if norm > 0 else 1.0

@@ -130,7 +130,8 @@ class Coding:
         self.sizes = [math.prod(shape) for _, shape in self.arrays]
         self.grid = Grid(s, float(told.noise), sum(self.sizes), clients) if s.private else None
         known = bool(np.all(np.asarray(told.ranges)[: len(jax.tree.leaves(like.weighted))] > 0))
-        self.bits = bits if known and not s.private else 32
+        room = 2 ** (bits - 1) - 1 >= clients  # a roster may be larger than a cohort
+        self.bits = bits if known and room and not s.private else 32
         self.most = (2 ** (self.bits - 1) - 1) // clients
         self.ranges = self._ranges()
 
@@ -158,10 +159,10 @@ class Coding:
         own = [np.asarray(a, np.float64) for a in jax.tree.leaves(sent.weighted)]
         every = own + ([a / float(sent.weight) for a in own] if self.both else [])
         every += [np.asarray(a, np.float64) for a in jax.tree.leaves(sent.grads)]
+        if self.grid is not None:  # nobody is told what is wrong with a private change
+            return self._private(every)
         if not all(np.isfinite(a).all() for a in every) or not np.isfinite(sent.loss):
             raise Rejected("nonfinite", "its change of the model is not finite")
-        if self.grid is not None:
-            return self._private(every)
         generator = np.random.default_rng()
         shortened, found, levels = False, [], []
         for a, most in zip(every, self.ranges, strict=True):

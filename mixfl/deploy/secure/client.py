@@ -188,6 +188,9 @@ def reveal(state: State, request: Any) -> tuple[State, bytes]:
     least = graph.threshold(now.clients)
     if len(alive) < least:
         raise Refused(f"{len(alive)} survivors of {now.clients}: at least {least} are wanted.")
+    near = graph.threshold(len(now.peers) + 1)
+    if len(alive & set(now.held)) + 1 < near:  # else a client's neighbours could be called dead
+        raise Refused(f"survivors among whom are fewer than {near} of this client's neighbours.")
     if now.place not in alive:
         raise Refused("shares from a client that is said to have dropped out.")
     if alive & set(now.peers) - set(now.held):

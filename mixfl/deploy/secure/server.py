@@ -69,6 +69,9 @@ class Round:
 
     def survivors(self) -> bytes:
         self._enough(self.alive, "sent a masked vector")
+        for i in self.alive:
+            if len(self.alive & set(self.near[i])) + 1 < self._least(i):
+                raise TooFew("too few neighbours of a client sent a masked vector")
         return packed(Survivors(self.round, to_bits(self.alive, self.clients)))
 
     def take_revealed(self, place: int, reply: bytes) -> None:
