@@ -83,7 +83,7 @@ test-flower: .venv/complete nginx
 
 # The same with everything killed, the SuperLink away and nodes that attack: a quarter of an hour.
 test-chaos: .venv/complete
-	$(OPTIMIZED) $(PYTEST) tests/deploy/test_chaos.py -m slow
+	$(OPTIMIZED) $(PYTEST) tests/deploy/test_chaos.py tests/deploy/test_secure_flower.py -m slow
 
 test-all: .venv/complete chromium nginx
 	$(OPTIMIZED) $(PYTEST) $(PARALLEL) -m 'not flower'
