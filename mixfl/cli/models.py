@@ -106,8 +106,11 @@ def export(run, to, out, data, problem, best):
     if out.resolve() == (run / "model.safetensors").resolve():
         raise MixflError(f"{out} is the run's own model: choose another --out.")
     checked = write(model, to, out, columns)
-    write_whole(out.with_name(f"{out.name}.md"), card(run).encode())
-    click.echo(f"Model: {out}   Card: {out}.md")
+    if best:  # a card tells of the last round's model
+        click.echo(f"Model: {out}   (its best one; mixfl card describes the last)")
+    else:
+        write_whole(out.with_name(f"{out.name}.md"), card(run).encode())
+        click.echo(f"Model: {out}   Card: {out}.md")
     if checked.rows:
         click.echo(
             f"Checked: the outputs for {checked.rows} examples agree (largest difference "

@@ -44,6 +44,8 @@ def export(model: Trained, to: str, out: Path, data: Columns | None = None) -> C
             )
     if model.problem.predict is not None and columns:
         columns = model.used(columns)
+    if not out.parent.is_dir():
+        raise MixflError(f"there is no folder {out.parent}: choose another --out.")
     partial = out.with_name(f".{out.name}.partial")
     try:
         written = WRITERS[to](model, partial, columns)
@@ -69,6 +71,13 @@ def _compared(model: Trained, written: Outputs, columns: Columns) -> Checked:
         if a.shape != b.shape:
             raise MixflError(f"the written model returns {name} of shape {b.shape}, not {a.shape}.")
         a, b = a.astype(np.float64), b.astype(np.float64)
+        odd = ~np.isfinite(a)
+        if not np.array_equal(odd, ~np.isfinite(b)) or not np.array_equal(a[odd], b[odd], True):
+            raise MixflError(
+                f"the written model's {name} is not finite where the model's is, or the other way "
+                "round: nothing is written."
+            )
+        a, b = a[~odd], b[~odd]
         largest = np.max(np.abs(a), initial=0) or 1.0
         worst = max(worst, float(np.max(np.abs(a - b), initial=0) / largest))
     if not worst <= CLOSE:
@@ -177,6 +186,8 @@ def to_onnx(model: Trained, path: Path, columns: Columns) -> Outputs:
         onnx.checker.check_model(graph)
         path.write_bytes(graph.SerializeToString())
         session = runtime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    except OSError:
+        raise
     except Exception as error:
         raise _refused("jax2onnx", error) from error
     return lambda batch: dict(zip(kinds, session.run(kinds, _cast(batch)), strict=True))

@@ -21,7 +21,7 @@ from mixfl.tasks import describe
 from mixfl.trees import Model
 
 Columns = dict[str, np.ndarray]
-DEPLOYED = (*OPERATION, "cohorts")  # keys of deployments only
+DEPLOYED = (*OPERATION, "cohorts", "secure")  # keys of deployments only
 CHUNK = 1000  # rows at a time
 ADD = (
     "Give it one: mixfl.Problem(..., predict=predict), where predict(params, batch) returns an "
@@ -106,6 +106,18 @@ class Trained:
             def __getitem__(self, key):
                 seen[key] = None
                 return super().__getitem__(key)
+
+            def __contains__(self, key):
+                seen[key] = None
+                return super().__contains__(key)
+
+            def get(self, key, default=None):
+                seen[key] = None
+                return super().get(key, default)
+
+            def __iter__(self):
+                seen.update(dict.fromkeys(super().__iter__()))
+                return super().__iter__()
 
         self._of_chunk(self.predict, self.model, Seen(columns))
         return {k: columns[k] for k in columns if k in seen} or columns

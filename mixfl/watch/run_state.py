@@ -10,7 +10,6 @@ A process that writes to a folder holds its lock, which the kernel lets go howev
 """
 
 import json
-import math
 import os
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 from mixfl.runs.folder import is_locked
 from mixfl.runs.reading import read_status
 from mixfl.runs.sinks.live import LOG, PROGRESS
+from mixfl.validation import LARGEST_FLOAT
 
 FILES = ("config.toml", "status.json", "metrics.jsonl", PROGRESS, LOG, "stop")
 OVER = ("finished", "diverged")
@@ -120,7 +120,7 @@ def _json(file: Path) -> dict[str, Any]:
 def _parsed(content: bytes) -> dict[str, Any]:
     """Empty if it is damaged, or no object."""
     try:
-        value = json.loads(content)
+        value = json.loads(content, parse_constant=lambda _: None)
     except (ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
@@ -128,4 +128,4 @@ def _parsed(content: bytes) -> dict[str, Any]:
 
 def _is_number(value: Any) -> bool:
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    return number and math.isfinite(value)
+    return number and abs(value) <= LARGEST_FLOAT

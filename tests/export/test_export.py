@@ -191,16 +191,22 @@ def test_what_is_exported_predicts_the_same(to, made, tmp_path, monkeypatch, cap
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
-def test_what_does_not_agree_is_not_written(made, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("factor", "words"),
+    [(1.01, r"differ from the model's by 0\.01"), (np.nan, "not finite"), (np.inf, "not finite")],
+)
+def test_what_does_not_agree_is_not_written(factor, words, made, tmp_path, monkeypatch):
     model = trained(made / "run")
 
     def wrong(model, path, columns):
         path.write_bytes(b"x")
-        return lambda batch: {"p": 1.01 * model.outputs(batch)["p"]}
+        return lambda batch: {"p": factor * model.outputs(batch)["p"]}
 
     monkeypatch.setitem(formats.WRITERS, "torch", wrong)
-    with pytest.raises(MixflError, match=r"differ from the model's by 0\.01"):
+    with pytest.raises(MixflError, match=words):
         formats.export(model, "torch", tmp_path / "m.pt")
+    with pytest.raises(MixflError, match="there is no folder"):
+        formats.export(model, "torch", tmp_path / "none" / "m.pt")
     assert list(tmp_path.iterdir()) == []
 
 
