@@ -347,8 +347,9 @@ def test_who_sent_a_reply_is_not_the_replys_to_say():
         real = dict(reply.metadata.__dict__)
         message, src = known["victim"]
         reply.metadata.__dict__.update(_reply_to_message_id=message, _src_node_id=src)
-        (layout,) = reply.content["weighted"]
-        reply.content["weighted"][layout] = messages.flat(np.full(3, 9, np.float32).tobytes())
+        ((layout, own),) = reply.content["weighted"].items()
+        nines = np.full(len(own.data) // 4, 9, np.float32)
+        reply.content["weighted"][layout] = messages.flat(nines.tobytes())
         sent = honest(reply)
         reply.metadata.__dict__.update(real)
         return sent

@@ -123,6 +123,11 @@ def raw(a, dtype=None, shape=None, data=None, form=messages.FORMAT) -> Array:
     return Array(dtype or a.dtype, shape or a.shape, form, data if data is not None else a.data)
 
 
+def all_of(a, value) -> bytes:
+    """As many float32 numbers as it has, all the same."""
+    return np.full(len(a.data) // 4, value, np.float32).tobytes()
+
+
 def replaced(**records):
     def change(content):
         for name, record in records.items():
@@ -149,9 +154,9 @@ FAULTS = dict([
     poison("dtype, object", lambda a: raw(a, dtype="object")),
     poison("size, short", lambda a: raw(a, data=a.data[:-1])),
     poison("size, long", lambda a: raw(a, data=a.data * 1000)),
-    poison("nonfinite", lambda a: raw(a, data=np.full(3, np.nan, np.float32).tobytes())),
-    poison("nonfinite, infinite", lambda a: raw(a, data=np.full(3, np.inf, np.float32).tobytes())),
-    poison("too_large", lambda a: raw(a, data=np.full(3, 3e38, np.float32).tobytes())),
+    poison("nonfinite", lambda a: raw(a, data=all_of(a, np.nan))),
+    poison("nonfinite, infinite", lambda a: raw(a, data=all_of(a, np.inf))),
+    poison("too_large", lambda a: raw(a, data=all_of(a, 3e38))),
     poison("malformed, pickled", lambda a: raw(a, form="numpy.ndarray", data=b"\x80\x04K\x01.")),
     ("malformed, no own part", without("weighted")),
     ("malformed, no numbers", without("numbers")),
