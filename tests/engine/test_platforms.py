@@ -136,9 +136,9 @@ def test_chunks_and_several_sizes_lower():
     state, export = simulator.shapes(), jax.export.export
     both = ["cuda", "tpu"]
     export(program.begin, platforms=both)(state, piece.drawn)
-    messages = jax.eval_shape(program.begin, state, piece.drawn)
+    messages, errors = jax.eval_shape(program.begin, state, piece.drawn)
     empty = program.empty(messages, piece.clients, state.aggregation)
     arguments = (empty, messages, piece.clients, state.aggregation)
     export(program.accumulate, platforms=both)(*arguments)
     _, reports, _ = jax.eval_shape(program.accumulate, *arguments)
-    export(program.finish, platforms=both)(state, piece.drawn, messages, empty, [reports])
+    export(program.finish, platforms=both)(state, piece.drawn, messages, errors, empty, [reports])
