@@ -101,7 +101,9 @@ def client(simulator: Simulator, devices: int, term: Term, broadcast: Any, feeds
     opt = tree_bytes(jax.eval_shape(make(s.client_opt, s.client_lr).init, x))
     drift = tree_bytes(jax.eval_shape(lambda b: with_drift(s, b).drift, broadcast))
     one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[2:], a.dtype), feeds.batches)
-    models = (1 + (steps > 1 and written_out(steps, x))) * tree_bytes(x)
+    # Rewritten products (forms/rewriting.py) form gradients that would be fused with the step.
+    formed = simulator.platform == "cpu" and s.convolutions != "plain"
+    models = (1 + (steps > 1 and written_out(steps, x)) + formed) * tree_bytes(x)
     return drift + at_once * (models + opt + gradient_bytes(term, x, one))
 
 
