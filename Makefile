@@ -60,7 +60,7 @@ nginx:
 
 # The stages are described in tests/conftest.py. The programs of `make test` are compiled without
 # optimizations, which saves more than half of its time; the other stages have those of users.
-PYTEST := $(BIN)/python -m pytest -q
+PYTEST := $(BIN)/python -m pytest -q --durations=12
 WORKERS ?= 2
 PARALLEL = -n $(WORKERS) --dist worksteal
 OPTIMIZED := MIXFL_TESTS_OPTIMIZED=1
