@@ -23,11 +23,14 @@ UNOPTIMIZED = {"xla_backend_optimization_level": 1}
 
 def first_model(problem: Problem, seed: int) -> Params:
     """What `problem.init` returns for the seed's key."""
+    key = jax.random.key(seed)
+    if isinstance(key, jax.core.Tracer):  # only the shapes are asked for
+        return problem.init(key)
     programs, values = problem.kept.setdefault("init", {}), captured(problem.init)
     if values not in programs:
         programs.clear()
         programs[values] = _program(problem.init)
-    return programs[values](jax.random.key(seed))
+    return programs[values](key)
 
 
 def _program(init: Callable) -> Callable:
