@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mixfl.algorithms.contract import Broadcast
+from mixfl.engine.first_model import first_model
 from mixfl.engine.params import check_params
 from mixfl.engine.purity import check_pure
 from mixfl.errors import MixflError
@@ -36,7 +37,7 @@ def preflight(problem: Problem, s: Settings, row_sparse: bool = False) -> None:
         check_loss(term, x)
         if s.compute != "float32":
             check_loss(in_half(problem, s).terms[problem.terms.index(term)], x, f" in {s.compute}")
-        initial = functools.partial(problem.init, jax.random.key(s.seed))
+        initial = functools.partial(first_model, problem, s.seed)
         check_purity(term, x, initial)
         if row_sparse and isinstance(term, Federated) and term.rows:
             check_rows(term, initial())

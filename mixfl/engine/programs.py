@@ -23,7 +23,7 @@ def shared_round(new: Round) -> Round:
     """A round like this one that an earlier run has compiled, or this one."""
     if new.constant:
         return new
-    kept: dict[Hashable, list[Round]] = new.problem.kept
+    kept: dict[Hashable, list[Round]] = new.problem.kept.setdefault("rounds", {})
     key = _key(new)
     alike = kept.pop(key, [])
     kept[key] = alike  # the last one used is the last to go

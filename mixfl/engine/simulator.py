@@ -24,6 +24,7 @@ from mixfl.engine.client_memory import ClientMemory
 from mixfl.engine.counting import ByteCounter
 from mixfl.engine.exactness import check_marks
 from mixfl.engine.feeding import Feeder
+from mixfl.engine.first_model import first_model
 from mixfl.engine.long_round import LongRound
 from mixfl.engine.loops import slow_in_loops, unknown_operators
 from mixfl.engine.params import check_params
@@ -63,7 +64,7 @@ class Simulator:
         self.constants = 0  # bytes of a round's constants, as far as known
         self._on_devices(choose_devices(problem, x, algorithm, s, self.forms, self.platform))
         self.feeder.check_draws(self.at(0))
-        check_marks(self.at(0), self.feeder, lambda: problem.init(jax.random.key(s.seed)))
+        check_marks(self.at(0), self.feeder, lambda: first_model(problem, s.seed))
         self.memory = ClientMemory(problem, algorithm, s)
         self.keep, self.flush, self.saved = self.memory.keep, self.memory.flush, self.memory.saved
         self.programs: dict[Algorithm, Round] = {}
@@ -111,7 +112,7 @@ class Simulator:
 
     def init(self) -> Any:
         """The state before the first round; the model comes from the seed."""
-        x = self.problem.init(jax.random.key(self.s.seed))
+        x = first_model(self.problem, self.s.seed)
         check_params(x)
         return self.state(x)
 

@@ -139,7 +139,10 @@ class Population:
         reports. With `skip`, empty places at the end are skipped."""
         group, forms, term, broadcast, feeds = part
         count = len(feeds.batches.mask)
-        client = functools.partial(self._client, forms, term, broadcast, told, look)
+        one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), feeds)
+        client, shapes = once_traced(
+            functools.partial(self._client, forms, term, broadcast, told, look), one
+        )
 
         def alone(sums, feed):
             added, rest = client(feed)
@@ -152,8 +155,7 @@ class Population:
         step = several if group > 1 else alone
         for form in forms:
             step = form.around(step)
-        one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), feeds)
-        zero = zeros_for(jax.eval_shape(client, one)[0])
+        zero = zeros_for(shapes[0])
         if group > 1:
             feeds = jax.tree.map(lambda a: a.reshape(count // group, group, *a.shape[1:]), feeds)
         if skip:

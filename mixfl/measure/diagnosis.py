@@ -13,6 +13,7 @@ import numpy as np
 from mixfl.algorithms import ALGORITHMS
 from mixfl.algorithms.epochs import mean_steps
 from mixfl.engine import Simulator
+from mixfl.engine.first_model import first_model
 from mixfl.errors import MixflError
 from mixfl.measure.curvature import Curvature
 from mixfl.measure.gradients import Gradients, Measured
@@ -120,7 +121,7 @@ def diagnose(
     s = dataclasses.replace(s.at(0), **PLAIN, clip="off", aggregation="mean")
     clock = Clock(budget, report)
     setup = setup_of(problem, s)
-    x0 = problem.init(jax.random.key(s.seed))
+    x0 = first_model(problem, s.seed)
     curve, x1 = along(problem, s, x0, clock)
     measure = Gradients(problem, s, batches_to_measure(problem, s))
     curvature = Curvature(problem, measure.simulator, AGAIN)

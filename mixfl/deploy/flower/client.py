@@ -26,6 +26,7 @@ from mixfl.deploy.flower.simulated import load, number, population
 from mixfl.deploy.secure.ring import Layout, Vector
 from mixfl.engine.auto import choose_forms, in_fast_form
 from mixfl.engine.cohort import ORDER, client_example_keys, client_keys, cohort_rows
+from mixfl.engine.first_model import first_model
 from mixfl.engine.preflight import attempt, check_loss, check_purity, check_rows
 from mixfl.engine.sizes import largest_shape
 from mixfl.errors import MixflError
@@ -59,8 +60,8 @@ class Client:
         self.algorithm = recipe.build(local, s)
         self.extra = functools.partial(self._extra, recipe, local)
         self.scheduled = self.algorithm.origin.scheduled(0)  # type: ignore[union-attr]
-        self.init = functools.partial(problem.init, jax.random.key(s.seed))
-        self.x = jax.eval_shape(self.init)  # the model's shapes
+        self.init = functools.partial(first_model, problem, s.seed)
+        self.x = jax.eval_shape(problem.init, jax.random.key(s.seed))  # the model's shapes
         self.aggregation = (secure_chain(s) if d.secure else chain(s)).at(client=True)
         self.download = Download(s)
         forms = choose_forms(local, self.x, known_marks(self.algorithm), s, self.aggregation)

@@ -41,6 +41,7 @@ from mixfl.deploy.flower.secure_sums import Coding, secure_chain
 from mixfl.engine.auto import Forms, choose_forms, model_shapes, resolved
 from mixfl.engine.base import KeepsNothing, Progress, RoundBytes, RoundResult
 from mixfl.engine.feeding import Draws
+from mixfl.engine.first_model import first_model
 from mixfl.engine.params import check_params
 from mixfl.engine.round import State
 from mixfl.engine.summing import compared, finite
@@ -111,7 +112,7 @@ class DeployedEngine(KeepsNothing):
         return forms._replace(of=of)
 
     def init(self) -> Any:
-        x = self.problem.init(jax.random.key(self.s.seed))
+        x = first_model(self.problem, self.s.seed)
         check_params(x)
         clients = self.problem.populations if self.algorithm.feed.clients else ()
         steps = tuple(self.aggregation.init(x, j) for j in range(len(clients)))
