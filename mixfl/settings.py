@@ -160,9 +160,9 @@ class Settings:
     compute: Literal["float32", "bfloat16"] = key(
         "float32", "how losses compute; with bfloat16, parameters and sums stay float32"
     )
-    loops: Literal["auto", "compiled", "host"] = key(
-        "auto", "where the loops over clients and steps run; auto: compiled, unless an operator is "
-        "found to be slow there",
+    loops: Literal["auto", "compiled", "host", "pytorch"] = key(
+        "auto", "where the loops over clients and steps run; pytorch: on the host, with gradients "
+        "by PyTorch; auto: compiled, unless another way is found to be faster",
     )  # fmt: skip
     pretrain_rounds: Index | Auto = key("auto", "rounds of `central` before `fedavg`; auto: half")
     eval_every: Count = key(10, "rounds between evaluations")

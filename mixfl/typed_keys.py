@@ -47,7 +47,7 @@ class Keys(TypedDict, total=False):
     first_layer: Literal["auto", "low-rank", "plain"]
     convolutions: Literal["auto", "products", "plain"]
     compute: Literal["float32", "bfloat16"]
-    loops: Literal["auto", "compiled", "host"]
+    loops: Literal["auto", "compiled", "host", "pytorch"]
     pretrain_rounds: int | Literal["auto"]
     eval_every: int
     eval_clients: int

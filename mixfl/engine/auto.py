@@ -218,7 +218,7 @@ def _one_device(s: Settings, processes: int) -> int:
 
 
 def resolved(
-    problem: Problem, s: Settings, chunk: int, devices: int, forms: Forms, host: bool = False
+    problem: Problem, s: Settings, chunk: int, devices: int, forms: Forms, loops: str = "compiled"
 ) -> Settings:
     """The settings with each `auto` replaced by what was chosen."""
     chosen: dict[str, Any] = dict(
@@ -226,7 +226,7 @@ def resolved(
         devices=devices,
         tables="rows" if any(forms.tables.values()) else "dense",
         first_layer="low-rank" if forms.low_rank else "plain",
-        loops="host" if host else "compiled",
+        loops=loops,
         convolutions="products" if products_in(problem) else "plain",
     )
     return dataclasses.replace(s, **{k: v for k, v in chosen.items() if getattr(s, k) == "auto"})

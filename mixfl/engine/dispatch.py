@@ -3,7 +3,8 @@
 A few operators are much slower inside a compiled loop than outside of one. For them, a round's
 loops over clients and steps (algorithms/loops.py) are better run by Python, which starts one
 compiled piece after the other. The pieces have the same operations, so the results are the same up
-to rounding. Loops inside a user's loss stay compiled.
+to rounding. Loops inside a user's loss stay compiled. Calls of other libraries (host_calls.py) run
+between the pieces.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 
 from mixfl.algorithms.loops import LOOP
+from mixfl.engine import host_calls
 from mixfl.forms.jaxpr import jaxprs_in_params, variables
 
 
@@ -157,7 +159,13 @@ def _branches(eqn) -> Callable[[Sequence], list]:
     return run
 
 
-KINDS = {"scan": _scan, "while": _while, "cond": _branches, "jit": _branches}
+def _called(eqn) -> Callable[[Sequence], list]:
+    return lambda given: host_calls.run(eqn, given)
+
+
+KINDS = {
+    "scan": _scan, "while": _while, "cond": _branches, "jit": _branches, host_calls.NAME: _called,
+}  # fmt: skip
 
 
 def is_loop(eqn) -> bool:
@@ -166,8 +174,8 @@ def is_loop(eqn) -> bool:
 
 
 def has_loop(eqn) -> bool:
-    """Is it one of mixfl's own loops, or does it have one inside?"""
-    if is_loop(eqn):
+    """Is it one of mixfl's own loops, or a call, or does it have one inside?"""
+    if is_loop(eqn) or eqn.primitive.name == host_calls.NAME:
         return True
     if eqn.primitive.name not in KINDS:
         return False

@@ -12,7 +12,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -75,19 +75,19 @@ def unknown_operators(jaxpr: Jaxpr) -> set[str]:
 def slow_in_loops(jaxpr: Jaxpr, devices: int) -> bool:
     """Do the loops clearly run faster on the host? Timed, unless it is known from before."""
     loops = [eqn for eqn in own_loops(jaxpr) if {*inner_names(eqn)} - KNOWN]
-    name = _digest(loops, devices)
-    kept = _read()
+    name = digest(map(str, loops), devices)
+    kept = read()
     if name not in kept:
         compiled, host = np.sum([timed(eqn) for eqn in loops], axis=0)
         # On the host, one device has all clients.
         kept[name] = bool(compiled > CLEARLY * devices * host)
-        _write(kept)
+        write(kept)
     return kept[name]
 
 
 def timed(eqn: Any) -> tuple[float, float]:
     """Seconds of two iterations of a loop: compiled, and on the host."""
-    p, given = eqn.params, [_filled(v.aval.shape, v.aval.dtype) for v in eqn.invars]
+    p, given = eqn.params, [filled(v.aval.shape, v.aval.dtype) for v in eqn.invars]
     if eqn.primitive.name == "scan":
         fixed = p["num_consts"] + p["num_carry"]
         given = [a if i < fixed else a[:1].repeat(2, 0) for i, a in enumerate(given)]
@@ -111,7 +111,7 @@ def timed(eqn: Any) -> tuple[float, float]:
     return _seconds(jax.jit(two), given), host
 
 
-def _filled(shape, dtype):
+def filled(shape, dtype):
     if jnp.issubdtype(dtype, jax.dtypes.prng_key):
         return jax.random.split(jax.random.key(0), shape)
     small = 0.01 if jnp.issubdtype(dtype, jnp.inexact) else 0
@@ -132,10 +132,10 @@ def _seconds(function, given) -> float:
 # What was found before
 
 
-def _digest(loops, devices: int) -> str:
-    text = "\n".join(str(eqn) for eqn in loops)
+def digest(operations: Iterable[str], ways: Any) -> str:
+    text = "\n".join(operations)
     text = re.sub(r"0x[0-9a-f]+", "", text)  # addresses of functions
-    about = f"{text}\n{jax.__version__} {os.cpu_count()} {devices}"
+    about = f"{text}\n{jax.__version__} {os.cpu_count()} {ways}"
     return hashlib.sha256(about.encode()).hexdigest()
 
 
@@ -143,7 +143,7 @@ def _file() -> Path:
     return programs_folder() / "loops.json"
 
 
-def _read() -> dict[str, bool]:
+def read() -> dict[str, Any]:
     try:
         kept = json.loads(_file().read_text())
         return kept if isinstance(kept, dict) else {}
@@ -151,7 +151,7 @@ def _read() -> dict[str, bool]:
         return {}
 
 
-def _write(kept: dict[str, bool]) -> None:
+def write(kept: dict[str, Any]) -> None:
     """A file that can't be written only means that it is timed again."""
     text = json.dumps(dict(list(kept.items())[-MOST_KEPT:]))
     new = _file().with_suffix(f".{os.getpid()}")

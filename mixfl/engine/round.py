@@ -80,15 +80,18 @@ class Round:
     `long`: `after_chunk` is called from the running program after each chunk of the batches drawn
     at the server. JAX's cache on disk does not keep such a program.
 
-    `host`: the loops run on the host (dispatch.py). `may_be_empty`: a cohort may have no clients.
+    `host`: the loops run on the host (dispatch.py). `native`: so do the losses, for as many clients
+    at once as there are devices. `may_be_empty`: a cohort may have no clients.
     """
 
     def __init__(
         self, algorithm: Algorithm, problem: Problem, s: Settings, aggregation: Chain,
         forms: Forms, devices: int = 1, long: bool = False, origin: Origin | None = None,
         at: int = 0, host: bool = False, platform: str = "cpu", may_be_empty: bool = False,
+        native: bool = False,
     ):  # fmt: skip
         self.may_be_empty = may_be_empty
+        self.at_once = devices if native else None
         self.algorithm, self.problem, self.settings = algorithm, problem, s
         self.aggregation, self.forms, self.platform = aggregation, forms, platform
         self.download = Download(s)
@@ -100,14 +103,16 @@ class Round:
         self.works = False  # a round has run with rates as arguments
         self.noted: set[str] = set()  # keys of the run that it depends on
         self.shapes: Any = None  # of the sums
-        self.mesh = Mesh(np.array(processes.devices(devices)), (AXIS,)) if devices > 1 else None
+        shared = devices > 1 and not native
+        self.mesh = Mesh(np.array(processes.devices(devices)), (AXIS,)) if shared else None
         self.whole = self._jit(self._whole, (None, DRAWN, CLIENTS, None), donate=0)
         self.begin = self._jit(self._begin, (None, DRAWN, None))
         self.accumulate = self._jit(self._accumulate, (None, None, CLIENTS, None, None), donate=0)
         self.finish = self._jit(self._finish, (None, DRAWN, None, None, None, None, None), donate=0)
 
     def _jit(self, function, specs, donate=None):
-        if self.platform == "cpu" and self.settings.convolutions != "plain":
+        products = self.settings.convolutions != "plain" and self.at_once is None
+        if self.platform == "cpu" and products:
             function = with_fast_products(function)
         if self.host:
             return Dispatched(function)
@@ -297,7 +302,7 @@ class Round:
         population = Population(
             algorithm, s.of(term), self.aggregation,
             [forms.sized(term.name, feeds.batches.mask.shape[1:]) for feeds in sizes],
-            AXIS if self.mesh is not None else None, self.platform,
+            AXIS if self.mesh is not None else None, self.platform, self.at_once,
         )  # fmt: skip
         if s.aggregation != "mean":
             (feeds,) = sizes

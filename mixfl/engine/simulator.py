@@ -1,5 +1,6 @@
 """The simulator: feeds the compiled round, keeps one round in flight."""
 
+import copy
 import functools
 import time
 from collections import deque
@@ -11,6 +12,7 @@ import jax
 from mixfl.aggregation import Chain, chain
 from mixfl.aggregation.download import Download
 from mixfl.algorithms.contract import Algorithm
+from mixfl.engine import native, processes
 from mixfl.engine.auto import (
     Forms,
     choose_devices,
@@ -59,7 +61,7 @@ class Simulator:
         self.problem, self.algorithm, self.s = problem, algorithm, s
         self.aggregation = chain(s) if algorithm.feed.clients else Chain([])
         self.forms = choose_forms(problem, x, algorithm, s, self.aggregation)
-        self.host = False  # do the loops run on the host?
+        self.loops = "compiled"  # or: host, pytorch
         self.not_timed = ""  # why that was not found out
         self.constants = 0  # bytes of a round's constants, as far as known
         self._on_devices(choose_devices(problem, x, algorithm, s, self.forms, self.platform))
@@ -88,8 +90,8 @@ class Simulator:
     def unknown(self) -> set[str]:
         """Decides where the loops run. Returns the operators for which that was timed."""
         unknown: set[str] = set()
-        host = self.s.loops == "host"
-        if self.s.loops == "auto" and self.platform == "cpu" and jax.process_count() == 1:
+        loops = self.s.loops
+        if loops == "auto" and self.platform == "cpu" and jax.process_count() == 1:
             try:
                 jaxpr = self._jaxpr()
             except Exception:  # the preflight or the run says what is wrong
@@ -97,13 +99,52 @@ class Simulator:
             unknown = unknown_operators(jaxpr)
             self.constants = tree_bytes(jaxpr.consts)
             try:
-                host = bool(unknown) and slow_in_loops(jaxpr, self.devices)
+                if unknown and slow_in_loops(jaxpr, self.devices):
+                    self._on_host()
+                self._choose_native(jaxpr)
             except Exception as error:
                 self.not_timed = f"could not be timed ({type(error).__name__})"
-        if host:
-            self.host, self.programs = True, {}
-            self._on_devices(1)
+        elif loops == "host":
+            self._on_host()
+        elif loops == "pytorch":
+            if why := self._not_native():
+                raise MixflError(f"loops = pytorch: {why}. Use loops = auto.")
+            self._choose_native(None)
         return unknown
+
+    def _on_host(self) -> None:
+        self.loops, self.programs = "host", {}
+        self._on_devices(1)
+
+    def _not_native(self) -> str:
+        if self.platform != "cpu":
+            return "it is for CPUs only"
+        return native.refused(self.problem, self.algorithm, self.s, self.forms)
+
+    def _choose_native(self, jaxpr) -> None:
+        """Lets PyTorch compute the gradients, if it can and that is faster. Without a round to
+        compare it with, or if that calls PyTorch anyway, it only chooses the threads."""
+        if self._not_native():
+            return
+        most = processes.available()
+        threads = sorted({1, most}) if self.s.devices == "auto" else [self.s.devices]
+        ways = {n: self._natively(n) for n in threads}
+        if jaxpr is not None and not native.not_compiled(self.problem):
+            ways[0] = self
+        chosen = native.best(ways, jaxpr)
+        if chosen:
+            vars(self).update(vars(ways[chosen]))
+
+    def _natively(self, threads: int) -> "Simulator":
+        other = copy.copy(self)
+        other.problem = native.natively(self.problem, threads)
+        origin = self.algorithm.own_origin()
+        assert origin is not None  # _not_native
+        other.algorithm = origin.of(other.problem)
+        other.forms = Forms({term.name: () for term in other.problem.populations})
+        other.loops, other.programs = "pytorch", {}
+        other._on_devices(threads)
+        return other
 
     def _jaxpr(self):
         piece = next(self.feeder.pieces(self.at(0), 0))
@@ -137,7 +178,7 @@ class Simulator:
     def resolved(self) -> Settings:
         self.unknown  # noqa: B018 (decides)
         return resolved(
-            self.problem, self.s, self.feeder.chunk, self.devices, self.forms, self.host
+            self.problem, self.s, self.feeder.chunk, self.devices, self.forms, self.loops
         )
 
     def notes(self) -> Iterator[str]:
@@ -159,7 +200,9 @@ class Simulator:
         yield from map(str, self.forms.refused)
         if terms := products_in(self.problem):
             yield f"convolutions or recurrent layers as larger products: {', '.join(terms)}"
-        if self.unknown and self.host:
+        if self.loops == "pytorch":
+            yield f"PyTorch itself computes the gradients, of {self.devices} clients at once"
+        if self.unknown and self.loops == "host":
             yield (
                 f"{', '.join(sorted(self.unknown))}: slow in a compiled loop. The loops over "
                 "clients and steps run on the host"
@@ -187,7 +230,8 @@ class Simulator:
             new = Round(
                 algorithm, self.problem, self.s, self.aggregation, self.forms, self.devices,
                 long=self.long(algorithm) > 0, origin=self.algorithm.own_origin(),
-                at=round if self.algorithm.phase else 0, host=self.host, platform=self.platform,
+                at=round if self.algorithm.phase else 0, host=self.loops != "compiled",
+                platform=self.platform, native=self.loops == "pytorch",
                 may_be_empty=not all(p.always_full for p in self.feeder.joining),
             )  # fmt: skip
             program = shared_round(new)

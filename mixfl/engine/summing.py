@@ -79,13 +79,14 @@ class Population:
     forms: Sequence[Sequence[Form]]  # of each size
     axis: str | None  # of the devices that share the cohort
     platform: str
+    at_once: int | None = None  # at most so many clients train at once; None: as is best
 
     def sum(self, term, broadcast, sizes: Sequence[ClientFeed], state) -> Summed:
         """`sizes` has the clients of each size, `state` is the state of the aggregation."""
         chain = self.aggregation
         prepared = self.prepared(broadcast)
         parts: list[Any] = [
-            (clients_at_once(self.platform, len(feeds.batches.mask), broadcast.x, forms),
+            (self._group(len(feeds.batches.mask), broadcast.x, forms),
              *start(forms, term, prepared, feeds))
             for forms, feeds in zip(self.forms, sizes, strict=True)
         ]  # fmt: skip
@@ -124,6 +125,11 @@ class Population:
         return Summed(
             sums, last.rejected, counts, self._of_all(last.reports), self._of_all(last.states)
         )
+
+    def _group(self, clients: int, x, forms) -> int:
+        if self.at_once is None:
+            return clients_at_once(self.platform, clients, x, forms)
+        return max(n for n in range(1, self.at_once + 1) if clients % n == 0)
 
     def _of_all(self, reports):
         """Also those of clients on other devices."""

@@ -8,13 +8,16 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
+from mixfl.engine.host_calls import host_call
 from mixfl.engine.purity import ImpureLoss
 from mixfl.errors import MixflError
 from mixfl.frozen import Frozen
 from mixfl.losses import takes
 from mixfl.pytorch import callbacks
+from mixfl.pytorch.native import Gradients
 from mixfl.pytorch.trial import Verdict, failed, tried
 from mixfl.randomness import trial_batch
 
@@ -58,6 +61,10 @@ class Loss(callbacks.InPyTorch):
         plain = copy.copy(self)
         plain.compile, plain.verdicts = False, {}
         return plain
+
+    def natively(self, threads: int) -> "NativeLoss":
+        """The same loss, whose gradients PyTorch computes itself."""
+        return NativeLoss(self, threads)
 
     def __call__(self, params, *batch):
         kind = _kind(batch)
@@ -124,6 +131,30 @@ class Loss(callbacks.InPyTorch):
         if any(isinstance(a, jax.core.Tracer) for a in jax.tree.leaves(batch)):
             return None
         return jax.tree.map(lambda a: np.asarray(a)[:EXAMPLES], batch)
+
+
+class NativeLoss(Loss):
+    """A loss whose gradients in a round PyTorch computes, outside of compiled programs. Whatever
+    else uses it is compiled, or calls PyTorch."""
+
+    def __init__(self, loss: Loss, threads: int):
+        vars(self).update(vars(loss))
+        self.threads = threads
+
+    def gradient_in_form(self, mean, x, batch):
+        """`mean` is linear."""
+        verdict = self._verdict(_kind((batch.data,)), (batch.data,))
+        if verdict.refused:
+            raise ImpureLoss(f"{self.name} {verdict.refused}")
+        names, columns = tuple(sorted(x)), tuple(sorted(batch.data))
+        weights = jax.grad(mean)(jnp.zeros(batch.mask.shape))
+        rows, sizes = batch.mask.shape[0], [x[name].size for name in names]
+        work = Gradients(self.model, self.function, names, columns, self.threads)
+        given = [x[name] for name in names], weights, [batch.data[name] for name in columns]
+        found = host_call(work, rows + sum(sizes), *jax.tree.leaves(given))
+        losses, *slopes = jnp.split(found, np.cumsum([rows, *sizes[:-1]]))
+        grads = {n: g.reshape(x[n].shape) for n, g in zip(names, slopes, strict=True)}
+        return mean(losses), grads
 
 
 def _kind(batch) -> Any:

@@ -1,0 +1,164 @@
+"""Rounds in which PyTorch itself computes the gradients of losses that are written in PyTorch.
+
+The loops over clients and steps then run on the host (dispatch.py). In them, `steps.gradient` is a
+call of PyTorch (host_calls.py), and everything else is as it always is: the steps, the algorithm,
+the aggregation. So the two ways differ by rounding only, whatever the settings.
+
+A loss that can't be compiled always takes this way. Otherwise a part of a round is timed in both
+ways before the run, and this one is taken if it is clearly faster. The outcome is kept on disk, by
+program (loops.py).
+"""
+
+import dataclasses
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from mixfl.algorithms.contract import Algorithm
+from mixfl.algorithms.steps import written_out
+from mixfl.engine import loops
+from mixfl.engine.auto import Forms
+from mixfl.forms.products import original
+from mixfl.problem import Problem
+from mixfl.settings import Settings
+
+CLEARLY = 1.15  # the compiled round takes so many times as long
+SHORT = 0.003  # seconds of a step, of which starting PyTorch's operators would be a large part
+STEPS = 2  # of each client that is timed
+TRIALS = 2
+
+
+def refused(problem: Problem, algorithm: Algorithm, s: Settings, forms: Forms) -> str:
+    """Why PyTorch can't compute the gradients; empty if it can."""
+    with_data = [t for t in problem.terms if t.examples is not None]
+    if not with_data or not all(hasattr(original(t.loss), "natively") for t in with_data):
+        return "a loss is not written in PyTorch"
+    if any(original(t.loss).takes_key for t in with_data):
+        return "a loss draws random numbers"
+    if algorithm.own_origin() is None:
+        return "the algorithm's functions were replaced after it was built"
+    if algorithm.client_state is not None:
+        return "the algorithm's clients keep a state"
+    if any(forms.tables.values()):
+        return "clients hold only some rows of tables"
+    for key, value in (("first_layer", "low-rank"), ("convolutions", "products")):
+        if getattr(s, key) == value:
+            return f"{key} = {value}"
+    return "" if jax.process_count() == 1 else "there are several processes"
+
+
+def natively(problem: Problem, threads: int) -> Problem:
+    """The problem with PyTorch's gradients, of so many clients at once."""
+
+    def replaced(term):
+        loss: Any = original(term.loss)
+        return dataclasses.replace(term, loss=loss.natively(threads) if has_data(term) else loss)
+
+    def has_data(term) -> bool:
+        return term.examples is not None
+
+    return problem.with_terms([replaced(term) for term in problem.terms])
+
+
+def not_compiled(problem: Problem) -> bool:
+    """Is there a loss that calls PyTorch from the compiled round? Known after a trace."""
+    return any(getattr(original(term.loss), "notes", ()) for term in problem.terms)
+
+
+def best(ways: dict[int, Any], jaxpr: Any) -> int:
+    """How many clients at once PyTorch should compute; 0: none. `ways` has a simulator for each;
+    `jaxpr` is the compiled round, by which the outcome is kept (None: there is none)."""
+    if len(ways) == 1:
+        return next(iter(ways))
+    if jaxpr is None:
+        jaxpr = ways[max(ways)]._jaxpr()
+    name = loops.digest(_described(jaxpr.jaxpr), sorted(ways))
+    kept = loops.read()
+    if kept.get(name) not in ways:
+        kept[name] = _fastest(ways)
+        loops.write(kept)
+    return kept[name]
+
+
+def _described(jaxpr: Any) -> Iterator[str]:
+    """Its operations and their shapes. (A large round takes seconds to print.)"""
+    for eqn in jaxpr.eqns:
+        yield f"{eqn.primitive.name} {[getattr(v.aval, 'shape', ()) for v in eqn.outvars]}"
+        for inner in loops.jaxprs_in_params(eqn.params):
+            yield from _described(inner)
+
+
+def _fastest(ways: dict[int, Any]) -> int:
+    compiled = Trial(ways[0]) if 0 in ways else None
+    if compiled is not None and compiled.seconds() < SHORT * compiled.steps:
+        return 0
+    trials = {threads: Trial(s) for threads, s in ways.items() if threads}
+    every = trials | ({} if compiled is None else {0: compiled})
+    taken = {threads: min(t.seconds() for _ in range(TRIALS)) for threads, t in every.items()}
+    fastest = min(trials, key=lambda threads: taken[threads])
+    return fastest if compiled is None or taken[0] > CLEARLY * taken[fastest] else 0
+
+
+class Trial:
+    """A round of which only a part is computed, from which the time of all of it follows."""
+
+    def __init__(self, simulator: Any):
+        self.simulator = simulator
+        self.algorithm = simulator.at(0)
+        self.program = simulator.program(self.algorithm)
+        self.piece = next(simulator.feeder.pieces(self.algorithm, 0))
+        x = simulator.shapes().x
+        first = [feeds[-1] for feeds in self.piece.clients]
+        # Such steps are computed although they are padding.
+        self.whole = simulator.loops == "compiled" and any(
+            written_out(feed.batches.mask.shape[1], x) for feed in first
+        )
+        self.ratio = _steps(self.piece) / max(1, _steps(self._cut(1)))
+        self.steps = _steps(self.piece) / simulator.devices
+        self._seconds(self._cut(1))  # compiles
+
+    def seconds(self) -> float:
+        if self.whole:
+            return self._seconds(self.piece)
+        nobody = self._seconds(self._cut(0))
+        return nobody + self.ratio * max(0.0, self._seconds(self._cut(1)) - nobody)
+
+    def _cut(self, count: int) -> Any:
+        """With the first steps of so many clients per device, or thread."""
+
+        def of_size(feed):
+            mask, devices = np.zeros_like(feed.batches.mask), self.simulator.devices
+            apart = len(mask) // devices if self.simulator.loops == "compiled" else 1
+            for i in range(devices):
+                part = slice(i * apart, i * apart + count)
+                mask[part, :STEPS] = feed.batches.mask[part, :STEPS]
+            return feed._replace(batches=feed.batches._replace(mask=mask))
+
+        clients = tuple(tuple(map(of_size, feeds)) for feeds in self.piece.clients)
+        return self.piece._replace(clients=clients)
+
+    def _seconds(self, piece: Any) -> float:
+        program, given = self.program, self.simulator.given(self.program)
+        state = program.place(jax.tree.map(lambda a: loops.filled(a.shape, a.dtype),
+                                           self.simulator.shapes()))  # fmt: skip
+        jax.block_until_ready(state)
+        begin = time.perf_counter()
+        if piece.last:
+            jax.block_until_ready(
+                program.run(program.whole, state, piece.drawn, piece.clients, given=given)
+            )
+            return time.perf_counter() - begin
+        broadcasts, _ = program.run(program.begin, state, piece.drawn, given=given)
+        arguments = broadcasts, piece.clients, state.aggregation
+        carry = program.run(program.empty, *arguments, given=given)
+        jax.block_until_ready(program.run(program.accumulate, carry, *arguments, given=given))
+        return time.perf_counter() - begin
+
+
+def _steps(piece: Any) -> int:
+    """That its clients take."""
+    masks = [feed.batches.mask for feeds in piece.clients for feed in feeds]
+    return int(sum(np.any(mask > 0, axis=2).sum() for mask in masks))
