@@ -92,14 +92,21 @@ def _described(jaxpr: Any) -> Iterator[str]:
 
 
 def _fastest(ways: dict[int, Any]) -> int:
+    """The most threads are tried first. If that is far from the compiled round, so are others."""
     compiled = Trial(ways[0]) if 0 in ways else None
     if compiled is not None and compiled.seconds() < SHORT * compiled.steps:
         return 0
-    trials = {threads: Trial(s) for threads, s in ways.items() if threads}
-    every = trials | ({} if compiled is None else {0: compiled})
-    taken = {threads: min(t.seconds() for _ in range(TRIALS)) for threads, t in every.items()}
-    fastest = min(trials, key=lambda threads: taken[threads])
-    return fastest if compiled is None or taken[0] > CLEARLY * taken[fastest] else 0
+    best, chosen = float("inf"), 0
+    if compiled is not None:
+        best = min(compiled.seconds() for _ in range(TRIALS)) / CLEARLY
+    for threads in sorted(ways, reverse=True):
+        if not threads or (compiled is not None and not chosen and threads < max(ways)):
+            continue
+        trial = Trial(ways[threads])
+        taken = min(trial.seconds() for _ in range(TRIALS))
+        if taken < best:
+            best, chosen = taken, threads
+    return chosen
 
 
 class Trial:

@@ -32,6 +32,7 @@ from mixfl.runs.notes import start_notes
 from mixfl.runs.origin import other_data
 from mixfl.runs.outputs import Continue, Outputs, open_outputs
 from mixfl.runs.plan import Plan, plan_of
+from mixfl.runs.reading import read_run_config
 from mixfl.runs.record import Record
 from mixfl.runs.restore import Restore, Restored
 from mixfl.runs.result import Result, best_model
@@ -116,6 +117,7 @@ def run(
             "same noise on other data, which cancels it. Start a new run in another folder."
         )
     with processes.Together():
+        plan = _as_before(plan, out)
         make_tracker = only_first(lambda: tracker(track))
         engine = plan.engine()
         metrics = _checked(plan.problem, plan.settings, engine)
@@ -152,6 +154,18 @@ def run(
             raise
         outputs.sinks.ended(None)
         return result
+
+
+def _as_before(plan: Plan, out: Path | None) -> Plan:
+    """What was timed when a run began is not timed again when it goes on: that might come to
+    something else."""
+    if out is None or plan.settings.loops != "auto" or not (out / "config.toml").is_file():
+        return plan
+    before = read_run_config(out)
+    known = {"loops": before["loops"]} if "loops" in before else {}
+    if known.get("loops") == "pytorch" and plan.settings.devices == "auto":
+        known["devices"] = before.get("devices", "auto")
+    return dataclasses.replace(plan, settings=dataclasses.replace(plan.settings, **known))
 
 
 def _checked(problem: Problem, s: Settings, engine: Engine) -> Metrics:
