@@ -154,14 +154,19 @@ def test_a_trial_is_a_part_of_a_round():
 
 def test_a_resumed_run_keeps_its_way(tmp_path, monkeypatch):
     keys = dict(cohort_size=3, client_batch=2, local_steps=2, client_lr=0.1, central_batch=6,
-                checkpoint_every=1)  # fmt: skip
-    monkeypatch.setattr(native, "best", lambda ways, jaxpr: max(ways))
-    whole = mixfl.train(PROBLEM, "2wgt", rounds=2, **keys)
+                rounds=2, eval_every=1, checkpoint_every=1)  # fmt: skip
     out = tmp_path / "run"
-    mixfl.train(PROBLEM, "2wgt", rounds=1, out=out, **keys)
+
+    def interrupt(event):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(native, "best", lambda ways, jaxpr: max(ways))
+    whole = mixfl.train(PROBLEM, "2wgt", **keys)
+    with pytest.raises(KeyboardInterrupt):
+        mixfl.train(PROBLEM, "2wgt", out=out, callbacks=[interrupt], **keys)
     assert 'loops = "pytorch"' in (out / "config.toml").read_text()
     monkeypatch.setattr(native, "best", lambda ways, jaxpr: min(ways))
-    again = mixfl.train(PROBLEM, "2wgt", rounds=2, out=out, resume=True, **keys)
+    again = mixfl.train(PROBLEM, "2wgt", out=out, resume=True, **keys)
     for name, a in whole.params.items():
         np.testing.assert_array_equal(a, again.params[name])
 
