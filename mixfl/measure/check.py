@@ -224,7 +224,9 @@ def identities(problem: Problem, s: Settings) -> Iterator[Finding]:
 
 
 def models(algorithm: str, problem: Problem, s: Settings) -> list:
-    """The model at the start and after each of two rounds."""
+    """The model at the start and after each of two rounds. Compiled, whatever is faster: models
+    are compared, and two ways to compute them differ by rounding."""
+    s = dataclasses.replace(s, loops="compiled")
     simulator = Simulator(problem, ALGORITHMS[algorithm].build(problem, s), s)
     state = simulator.init()
     xs = [jax.tree.map(np.array, state.x)]

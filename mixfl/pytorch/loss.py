@@ -141,6 +141,10 @@ class NativeLoss(Loss):
         vars(self).update(vars(loss))
         self.threads = threads
 
+    @property
+    def notes(self) -> list[str]:
+        return [f"{self.name} is not compiled: {v.note}" for v in self.verdicts.values() if v.note]
+
     def gradient_in_form(self, mean, x, batch):
         """`mean` is linear."""
         verdict = self._verdict(_kind((batch.data,)), (batch.data,))
