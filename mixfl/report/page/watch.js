@@ -426,7 +426,10 @@
       return [make("p", {}, button)];
     }
     if (run.state === "finished" || run.state === "diverged") return [];
-    return [make("h3", { textContent: "To go on" }), make("pre", { className: "command", textContent: details.resume })];
+    const { command, words } = details.resume;
+    return [make("h3", { textContent: "To go on" }),
+      ...(command ? [make("pre", { className: "command", textContent: command })] : []),
+      ...(words ? [make("p", { textContent: words })] : [])];
   }
 
   const table = (pairs) => make("table", {}, make("tbody", {}, ...pairs.map(([k, v, kind]) =>
