@@ -76,8 +76,8 @@ def _source(config: dict[str, Any]) -> str:
         return f"Trained on the prepared data in {code(config['data'])}."
     if any(key in config for key in OPERATION):  # keys of deployments only
         return (
-            "Trained in a deployment: each client's data stayed at its node. What is listed here is "
-            "what the server had."
+            "Trained in a deployment: each client's data stayed at its node. What is listed here "
+            "is what the server had."
         )
     if task in TASKS:
         return f"Trained on the synthetic data of mixfl's task {code(task)}, made from its seed."

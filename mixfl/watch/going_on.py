@@ -12,7 +12,7 @@ from mixfl.tasks import PYTHON, read_toml
 
 AT_SERVER = (
     "A deployment: start it at its server as before, with the same --run-config if it had one "
-    "(`up all` if the nodes are on that machine too). It goes on from its last checkpoint."
+    "('up all' if the nodes are on that machine too). It goes on from its last checkpoint."
 )
 OWN = "Put your problem's file in place of path.py, or call mixfl.train as before with resume=True."
 

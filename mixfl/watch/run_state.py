@@ -82,7 +82,8 @@ def _message(state: str, status: dict[str, Any]) -> str:
         saved = status.get("saved", 0)
         kept = f"the checkpoint of round {saved} is kept" if saved else "it had saved nothing"
         return f"Its process ended without a word; {kept}."
-    return str(status.get("message") or status.get("stopped") or "")
+    stopped = f"Stopped: {status['stopped']}." if status.get("stopped") else ""
+    return str(status.get("message") or stopped)
 
 
 def last_row(path: Path) -> dict[str, Any]:
