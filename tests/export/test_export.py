@@ -294,6 +294,9 @@ def test_not_installed(made, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "jax2onnx", None)
     with pytest.raises(MixflError, match=r"pip install 'mixfl\[onnx\]'"):
         formats.export(trained(made / "run"), "onnx", tmp_path / "m.onnx")
+    monkeypatch.setitem(sys.modules, "flatbuffers", None)
+    with pytest.raises(MixflError, match=r"--to jax-export: .*pip install flatbuffers"):
+        formats.export(trained(made / "run"), "jax-export", tmp_path / "m")
 
 
 # Cards
