@@ -71,8 +71,8 @@ def test_there_is_one_way_to_install():
         words = [line.partition("#")[0].strip() for line in lines]
         assert words[:2] == ["git clone REPOSITORY mixfl", "pip install ./mixfl"], name
         assert all(line.startswith("pip install './mixfl[") for line in words[2:]), name
-        assert "the address, or the folder, of this repository" in lines[0]
-        assert lines[1].endswith("once a version is released: pip install mixfl")
+        assert lines[0].endswith("# this repository's address or folder")
+        assert lines[1].endswith("# once released: pip install mixfl")
 
 
 def test_formulas_become_mathml_and_unknown_commands_are_errors():
