@@ -28,6 +28,8 @@ SMOKE = (
     ("keys", "smile"),
     ("run", "smile", "--preset", "demo", "--rounds", "2", "--algorithm", "2wgt", "--out", "run"),
     ("report", "run"),
+    *(("export", "run", "--to", name) for name in ("jax-export", "safetensors")),
+    ("card", "run"),
 )
 
 

@@ -56,9 +56,15 @@ class Interrupted(MixflError):
         return [f"Interrupted: {self} Here: `import sys; result = sys.last_value.result`."]
 
 
-def unknown(kind: str, given: object, valid: Iterable[str]) -> MixflError:
-    """`unknown task 'simle'. Did you mean 'smile'?` and the list of all valid names."""
+MANY = 20  # names that an error lists
+
+
+def unknown(kind: str, given: object, valid: Iterable[str], all_of: str = "") -> MixflError:
+    """`unknown task 'simle'. Did you mean 'smile'?` and the list of all valid names. If they are
+    many, `all_of` says in its place where they are listed."""
     names = sorted(valid)
+    many = len(names) > MANY and all_of != ""
     near = difflib.get_close_matches(str(given), names, n=1, cutoff=0.5)
     hint = f" Did you mean '{near[0]}'?" if near else ""
-    return MixflError(f"unknown {kind} '{given}'.{hint} Valid: {', '.join(names)}.")
+    listed = f"{all_of} lists all." if many else f"Valid: {', '.join(names)}."
+    return MixflError(f"unknown {kind} '{given}'.{hint} {listed}")

@@ -119,6 +119,7 @@ class Federated:
 
     @property
     def examples(self) -> Examples:
+        """The rows of all clients, one client after the other."""
         return self.clients.examples
 
 
@@ -149,6 +150,7 @@ class Central:
 
     @property
     def examples(self) -> Examples | None:
+        """The server's rows; None for a regularizer."""
         return self.data() if callable(self.data) else self.data
 
 
@@ -234,6 +236,7 @@ class Problem:
         return frozen_of(t.loss for t in self.terms)
 
     def frozen_arrays(self) -> list[Any]:
+        """The arrays of `all_frozen`."""
         return [f.arrays for f in self.all_frozen]
 
     def frozen_digest(self) -> str:
@@ -248,10 +251,12 @@ class Problem:
 
     @property
     def populations(self) -> tuple[Federated, ...]:
+        """Its federated terms."""
         return tuple(t for t in self.terms if isinstance(t, Federated))
 
     @property
     def central(self) -> tuple[Central, ...]:
+        """Its central terms."""
         return tuple(t for t in self.terms if isinstance(t, Central))
 
     def weighted(self, w_f: float | None, w_c: float | None) -> "Problem":

@@ -263,6 +263,7 @@ class Settings:
 
     @property
     def eta_c(self) -> float:
+        """The rate of central steps: central_lr, or client_lr times server_lr."""
         own = self.central_lr
         return self.client_lr * self.server_lr if isinstance(own, str) else own
 
@@ -274,6 +275,7 @@ class Settings:
 
     @property
     def J(self) -> int:  # noqa: N802 (the paper's symbol)
+        """The number of central steps in a round: central_steps, or local_steps."""
         return self.local_steps if self.central_steps == "auto" else self.central_steps
 
 

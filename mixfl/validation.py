@@ -134,14 +134,17 @@ def _short(value: Any) -> str:
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
 
-def check_keys(given: Iterable[str], *, valid, used=None, by: str = "") -> None:
-    """An unknown key is an error, and so is a key without effect."""
+def check_keys(
+    given: Iterable[str], *, valid, used=None, by: str = "", listed: str = "mixfl keys"
+) -> None:
+    """An unknown key is an error, and so is a key without effect. `listed`: the command that lists
+    all keys."""
     for name in given:
         if name not in valid:
-            raise unknown("key", name, valid)
+            raise unknown("key", name, valid, f"`{listed}`")
         if used is not None and name not in used:
             raise MixflError(
-                f"key '{name}' has no effect on {by}. It uses: {', '.join(sorted(used))}."
+                f"key '{name}' has no effect on {by}: leave it out. `{listed}` lists what has."
             )
 
 

@@ -106,11 +106,9 @@ def export(run, to, out, data, problem, best):
     if out.resolve() == (run / "model.safetensors").resolve():
         raise MixflError(f"{out} is the run's own model: choose another --out.")
     checked = write(model, to, out, columns)
-    if best:  # a card tells of the last round's model
-        click.echo(f"Model: {out}   (its best one; mixfl card describes the last)")
-    else:
-        write_whole(out.with_name(f"{out.name}.md"), card(run).encode())
-        click.echo(f"Model: {out}   Card: {out}.md")
+    write_whole(out.with_name(f"{out.name}.md"), card(run, model.best).encode())
+    which = f" (the best one, of round {model.best})" if best else ""
+    click.echo(f"Model{which}: {out}   Card: {out}.md")
     if checked.rows:
         click.echo(
             f"Checked: the outputs for {checked.rows} examples agree (largest difference "
@@ -124,12 +122,14 @@ def export(run, to, out, data, problem, best):
 @RUN
 @click.option("--out", type=click.Path(path_type=Path), metavar="FILE",
               help="File to write; default: the terminal.")  # fmt: skip
-def card(run, out):
+@BEST
+def card(run, out, best):
     """Describe the model in RUN as Markdown: data, algorithm, settings, metrics, privacy spent."""
     from mixfl.export.card import card as text
     from mixfl.runs.files import write_whole
+    from mixfl.runs.reading import best_round
 
-    said = text(run)
+    said = text(run, best_round(run) if best else None)
     if out is None:
         click.echo(said, nl=False)
         return

@@ -88,12 +88,14 @@ class Ragged(Column):
         return max([1, *(int(np.diff(e).max()) for e in self.ends if len(e) > 1)])
 
     def padded(self, length: int, fill: float = 0) -> "Ragged":
+        """The same lists, padded with `fill` or cut to `length` when they are read."""
         most = max(LONG, sum(map(len, self.parts)))
         if not isinstance(length, int) or length > most:
             raise MixflError(f"a list can't be padded to {length!r} numbers: expected 1 to {most}.")
         return Ragged(self.parts, self.ends, length=length, fill=fill, dtype=self.dtype)
 
     def take(self, rows: np.ndarray) -> np.ndarray:
+        """These rows, padded."""
         values, lengths = self._read(rows)
         out = aligned((len(rows), self.length), self.dtype)
         out[...] = self.fill
@@ -101,6 +103,7 @@ class Ragged(Column):
         return out
 
     def lengths(self, rows: np.ndarray) -> np.ndarray:
+        """How many numbers of these rows are not padding."""
         return np.minimum(self._spans(rows)[1], self.length)
 
     def __getitem__(self, rows: Any) -> "Ragged":
@@ -111,6 +114,7 @@ class Ragged(Column):
 
     @property
     def nbytes(self) -> int:
+        """The bytes of all lists, without padding."""
         return sum(p.nbytes + e.nbytes for p, e in zip(self.parts, self.ends, strict=True))
 
     def _spans(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -34,6 +34,7 @@ class Examples:
 
     @classmethod
     def from_arrays(cls, arrays: Mapping[str, np.ndarray]) -> "Examples":
+        """From columns with a row per example."""
         return cls(columns_of(checked(arrays)))
 
     def __len__(self) -> int:
@@ -53,14 +54,17 @@ class Examples:
         return lists_at(self.columns, flat)
 
     def all(self) -> dict[str, np.ndarray]:
+        """All rows of all columns, in memory."""
         return self.take(np.arange(len(self)))
 
     def subset(self, rows: np.ndarray) -> "Examples":
+        """Only these rows, which are not copied."""
         rows = np.asarray(rows, np.int64)
         return Examples(self.columns, rows if self.rows is None else self.rows[rows])
 
     @property
     def example_bytes(self) -> int:
+        """The bytes of one example."""
         return sum(c.dtype.itemsize * int(np.prod(c.shape)) for c in self.columns.values())
 
 
@@ -216,6 +220,7 @@ class ClientData:
         return open_store(Path(path))
 
     def write(self, path: str | Path) -> None:
+        """As a client store in a new folder (docs/data.md)."""
         from mixfl.data.writer import StoreWriter
 
         with StoreWriter(path) as store:
@@ -243,9 +248,11 @@ class ClientData:
         return len(self.offsets) - 1
 
     def sizes(self) -> np.ndarray:
+        """The number of examples of each client."""
         return np.diff(self.offsets)
 
     def rows(self, i: int) -> np.ndarray:
+        """Where the examples of client `i` are in `examples`."""
         return np.arange(self.offsets[i], self.offsets[i + 1])
 
     def where(self, keep: Callable[[dict[str, np.ndarray]], np.ndarray], *names: str):

@@ -147,6 +147,7 @@ def to_jax_export(model: Trained, path: Path, columns: Columns) -> Outputs:
     """A serialized program that takes batches of any size."""
     from jax import export
 
+    _needed("flatbuffers", "", "--to jax-export")
     (size,) = export.symbolic_shape("batch")
     shapes = {k: jax.ShapeDtypeStruct((size, *a.shape[1:]), _dtype(a)) for k, a in columns.items()}
     try:
@@ -238,7 +239,8 @@ def _needed(module: str, extra: str, what: str) -> Any:
     try:
         return importlib.import_module(module)
     except ImportError as error:
-        raise MixflError(f"{what}: {error}. Install it: pip install 'mixfl[{extra}]'") from None
+        install = f"'mixfl[{extra}]'" if extra else module
+        raise MixflError(f"{what}: {error}. Install it: pip install {install}") from None
 
 
 WRITERS: dict[str, Callable[[Trained, Path, Columns], Outputs]] = {

@@ -15,7 +15,7 @@ from mixfl.problem import Problem
 from mixfl.runs.folder import OPERATION
 from mixfl.runs.origin import changed
 from mixfl.runs.plan import plan
-from mixfl.runs.reading import load
+from mixfl.runs.reading import best_round, load
 from mixfl.runs.user_input import read_config
 from mixfl.tasks import describe
 from mixfl.trees import Model
@@ -36,6 +36,7 @@ class Trained:
     problem: Problem
     model: Any  # the parameters, or a trees.Model
     notes: list[str]
+    best: int | None = None  # the round of the model, if it is the best one and not the last
 
     @cached_property
     def predict(self) -> Callable[[Any, Mapping[str, Any]], dict[str, Any]]:
@@ -146,7 +147,7 @@ def trained(path: Path, task: str | None = None, best: bool = False) -> Trained:
     model = run.params if run.state is None else Model(run.params, run.state)
     others = changed(path, problem)
     notes = [f"the data is not what {path} was trained on ({'; '.join(others)})"] if others else []
-    return Trained(path, run.config, problem, model, notes)
+    return Trained(path, run.config, problem, model, notes, best_round(path) if best else None)
 
 
 def _parameters(function: Callable) -> set[str]:

@@ -80,6 +80,7 @@ class Loss(callbacks.InPyTorch):
 
     @property
     def frozen(self) -> Frozen | None:
+        """The model's arrays that are not trained."""
         return self.model.frozen_arrays
 
     def with_frozen(self, arrays: Any) -> "Loss":
@@ -95,6 +96,7 @@ class Loss(callbacks.InPyTorch):
 
     @property
     def name(self) -> str:
+        """As messages call it."""
         if self.term is not None:
             return f"the loss of term '{self.term.name}'"
         return f"the loss {getattr(self.function, '__name__', '')}".strip()

@@ -137,8 +137,8 @@ class RunFolder:
         changed = differences(read_run_config(path), config)
         if changed:
             raise MixflError(
-                f"{path} holds another run ({'; '.join(changed)}): choose another --out, or "
-                "give the same settings to resume it."
+                f"{path} holds another run ({'; '.join(changed)}): choose another --out, or give "
+                "the same settings to continue it (--resume) or to start over (--restart)."
             )
         for name, content in self.files.items():
             kept = path / name
@@ -149,7 +149,8 @@ class RunFolder:
                 )
         if not resume:
             raise MixflError(
-                f"{path} holds this run already: go on with --resume, or choose another --out."
+                f"{path} holds this run already: go on with --resume, start over with --restart, "
+                "or choose another --out."
             )
 
     @property

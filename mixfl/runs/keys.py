@@ -7,6 +7,7 @@ A key that is unknown, or has no effect on the algorithm, is an error.
 """
 
 import dataclasses
+import shlex
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -32,13 +33,14 @@ def chosen_keys(
     return merged(
         recipe, given, preset=preset_keys(known, preset, recipe.id), config=config,
         options=known.options, shared_with=shared_with, where=f" on {task}",
+        listed=shlex.join(["mixfl", "keys", task, "--algorithm", algorithm]),
     )  # fmt: skip
 
 
 def merged(
     recipe: Recipe, given: Mapping[str, Any], *, preset: Mapping[str, Any] = NONE,
     config: Mapping[str, Any] = NONE, options: Iterable[str] = (),
-    shared_with: Iterable[str] = (), where: str = "",
+    shared_with: Iterable[str] = (), where: str = "", listed: str = "mixfl keys",
 ) -> dict[str, Any]:  # fmt: skip
     """All but the defaults and the problem's own settings, which `settings_of` puts beneath.
 
@@ -50,7 +52,7 @@ def merged(
     valid = {*options}.union(*(other.valid for other in others))
     for keys in (given, config):
         of_run = [k for k in keys if "." not in k]  # others are of a population: settings_of
-        check_keys(of_run, valid=valid, used=uses, by=f"'{recipe.id}'{where}")
+        check_keys(of_run, valid=valid, used=uses, by=f"'{recipe.id}'{where}", listed=listed)
     return {**preset, **config, **given}
 
 

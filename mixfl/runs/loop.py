@@ -14,6 +14,7 @@ from mixfl.engine import processes
 from mixfl.engine.base import Engine, RoundResult
 from mixfl.errors import Diverged, Interrupted, MixflError
 from mixfl.measure.gradients import Gradients
+from mixfl.runs import manifest
 from mixfl.runs.callbacks import Callbacks
 from mixfl.runs.checkpoint import Checkpoints, where_model_is
 from mixfl.runs.choice import Choice
@@ -265,13 +266,23 @@ class Loop:
         return row
 
     def _jump(self, t: int, loss: float | None) -> str:
-        before, best = self.record.losses(), None
-        with contextlib.suppress(MixflError):  # not readable just now: then it is not named
-            best = self.checkpoints.best() if self.checkpoints is not None else None
-        back = f"; the best checkpoint is of round {best}: --from-best goes on from there"
+        before, back = self.record.losses(), ""
+        with contextlib.suppress(MixflError, ValueError, OSError):  # not readable: not named
+            back = self._way_back()
         return (
             f"the loss jumped from {before[-1]:.4g} to {loss:.4g} in round {t} (the best was "
-            f"{min(before):.4g}){back if best is not None else ''}"
+            f"{min(before):.4g}){back}"
+        )
+
+    def _way_back(self) -> str:
+        """The best model may be of a round that was not saved: so the checkpoint's own value."""
+        best = self.checkpoints.best() if self.checkpoints is not None else None
+        if best is None or self.checkpoints is None:
+            return ""
+        judged = manifest.judged(self.checkpoints.path / str(best))
+        value = f", {judged.by} {judged.value:.4g}" if judged is not None else ""
+        return (
+            f"; of the checkpoints, the best is of round {best}{value}: --from-best goes on there"
         )
 
     def _save(self, t: int, state: Any) -> None:

@@ -69,14 +69,20 @@ def read_run_config(path: Path) -> dict[str, Any]:
 def best_model(path: Path, like: Any = None) -> Any:
     from mixfl.runs.checkpoint import Checkpoints
 
-    checkpoints = Checkpoints(path / "checkpoints")
-    round = checkpoints.best()
+    return Checkpoints(path / "checkpoints").model(best_round(path), like)
+
+
+def best_round(path: Path) -> int:
+    """Of the best checkpoint."""
+    from mixfl.runs.checkpoint import Checkpoints
+
+    round = Checkpoints(path / "checkpoints").best()
     if round is None:
         raise MixflError(
             f"{path} has no best model: no checkpoint is from an evaluated round whose metrics "
             "have a loss, or the key best_by."
         )
-    return checkpoints.model(round, like)
+    return round
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

@@ -189,7 +189,7 @@ def made_trials(task, algorithm, preset, data, keys, name, count) -> list[Trial]
     known = {*KEYS, *used}
     for key in keys:
         if key not in known:
-            raise unknown("key", key, known)
+            raise unknown("key", key, known, f"`mixfl keys {task}`")
     keys = {k: v for k, v in keys.items() if k in used}
     every = chosen_keys(task, algorithm, preset, {}, keys)
     spec = json.dumps([task, data, {k: every[k] for k in every if k in used}], sort_keys=True)

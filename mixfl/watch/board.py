@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import secrets
-import shlex
 import threading
 import time
 from collections import OrderedDict
@@ -16,8 +15,8 @@ from mixfl.errors import MixflError
 from mixfl.runs.folder import is_locked
 from mixfl.runs.reading import read_run_config
 from mixfl.runs.stopping import STOP
-from mixfl.tasks import PYTHON
 from mixfl.watch.curves import Columns
+from mixfl.watch.going_on import going_on
 from mixfl.watch.run_state import log_lines, signature, summary
 from mixfl.watch.runs_below import runs_below
 
@@ -57,6 +56,7 @@ class Watched:
 class Board:
     def __init__(self, folders: Sequence[Path]):
         self.folders = list(folders)
+        self.names = _told_apart(self.folders)
         self.id = secrets.token_hex(4)  # another board has other numbers for its runs
         self.runs: dict[int, Watched] = {}
         self.numbers: dict[Path, int] = {}
@@ -98,7 +98,7 @@ class Board:
 
     def _name(self, path: Path, folder: Path) -> str:
         within = path.relative_to(folder)
-        name = within if len(self.folders) == 1 else Path(folder.name) / within
+        name = within if len(self.folders) == 1 else self.names[folder] / within
         return os.fspath(name if name.parts else Path(path.resolve().name))
 
     def curves(self, wanted: dict[int, int], metrics: Sequence[str]) -> dict[str, Any]:
@@ -123,13 +123,11 @@ class Board:
 
     def details(self, number: int) -> dict[str, Any]:
         run = self._run(number)
-        own = ["path.py:problem"] if str(run.config.get("task")).startswith(PYTHON) else []
-        command = ["mixfl", "run", *own, "--config", f"{run.path}/config.toml", "--out", run.path]
         return {
             "id": number,
             "path": os.fspath(run.path),
             "log": log_lines(run.path),
-            "resume": shlex.join([*map(str, command), "--resume"]),
+            "resume": going_on(run.path, run.config),
         }
 
     def stop(self, number: int) -> str:
@@ -150,6 +148,15 @@ class Board:
         if run is None:
             raise MixflError("there is no such run (any more).")
         return run
+
+
+def _told_apart(folders: Sequence[Path]) -> dict[Path, Path]:
+    """The last parts of their paths, as many as it takes: a/runs and b/runs."""
+    parts = {folder: folder.resolve().parts for folder in folders}
+    count = 1
+    while len({p[-count:] for p in parts.values()}) < len({*parts.values()}):
+        count += 1
+    return {folder: Path(*p[-count:]) for folder, p in parts.items()}
 
 
 def _texts(config: dict[str, Any]) -> dict[str, str]:

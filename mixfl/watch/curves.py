@@ -6,9 +6,12 @@ from array import array
 from pathlib import Path
 from typing import Any
 
+from mixfl.watch.run_state import is_number
+
 NAN = math.nan
 POINTS = 600  # in a line of a chart
 MOST_BYTES = 1 << 28  # of a file at one look
+LAST_ROUND = 1 << 62
 
 
 class Columns:
@@ -43,14 +46,14 @@ class Columns:
                 row = json.loads(line)
             except (ValueError, RecursionError):
                 continue
-            if isinstance(row, dict) and isinstance(row.get("round"), int):
+            if isinstance(row, dict) and _is_round(row.get("round")):
                 self._row(row)
 
     def _row(self, row: dict[str, Any]) -> None:
         count = len(self.rounds)
         self.rounds.append(row.pop("round"))
         for key, value in row.items():
-            if not isinstance(value, int | float):
+            if not is_number(value):
                 continue
             column = self.values.setdefault(key, array("d"))
             column.extend([NAN] * (count - len(column)))
@@ -69,3 +72,7 @@ class Columns:
             "rounds": [self.rounds[i] for i in kept],
             "mean": [float(f"{column[i]:.6g}") for i in kept],
         }
+
+
+def _is_round(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < LAST_ROUND

@@ -73,7 +73,7 @@ def summary(path: Path, rounds: Any) -> dict[str, Any]:
         "message": _message(state, status),
         "alarms": status.get("alarms", 0),
         "changed": changed,
-        "values": {k: v for k, v in row.items() if k != "round" and _is_number(v)},
+        "values": {k: v for k, v in row.items() if k != "round" and is_number(v)},
     }
 
 
@@ -81,8 +81,9 @@ def _message(state: str, status: dict[str, Any]) -> str:
     if state == "died":
         saved = status.get("saved", 0)
         kept = f"the checkpoint of round {saved} is kept" if saved else "it had saved nothing"
-        return f"Its process ended without a word; {kept}. The same command with --resume goes on."
-    return str(status.get("message") or status.get("stopped") or "")
+        return f"Its process ended without a word; {kept}."
+    stopped = f"Stopped: {status['stopped']}." if status.get("stopped") else ""
+    return str(status.get("message") or stopped)
 
 
 def last_row(path: Path) -> dict[str, Any]:
@@ -126,6 +127,7 @@ def _parsed(content: bytes) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _is_number(value: Any) -> bool:
+def is_number(value: Any) -> bool:
+    """Finite, and what a float can hold."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return number and abs(value) <= LARGEST_FLOAT

@@ -113,7 +113,8 @@ def own(old="", new="", file="own.py"):
 # What is given on the command line
 
 SETS = {
-    "client_l=1": ["unknown key 'client_l'", "Did you mean 'client_lr'?"],
+    "client_l=1": ["unknown key 'client_l'. Did you mean 'client_lr'? `mixfl keys ", "lists all"],
+    "zzz=1": ["unknown key 'zzz'. `mixfl keys ", "tiny_problem.py:problem --algorithm 2wgt` lists"],
     "rounds=ten": ["rounds = 'ten'", "a whole number of at least 1"],
     "rounds=1.5": ["rounds = 1.5", "a whole number"],
     "rounds=true": ["rounds = True", "a whole number"],
@@ -138,7 +139,7 @@ SETS = {
     "server_opt=adam(b3=1)": ["optimizer 'adam(b3=1)' can't be made", "b3"],
     "server_opt=adam(0.1)": ["optimizer 'adam(0.1)'", "write it as adam or sgd(momentum=0.9)"],
     "server_opt=3": ["server_opt = 3", "expected text"],
-    "pretrain_rounds=3": ["key 'pretrain_rounds' has no effect on '2wgt'", "It uses: "],
+    "pretrain_rounds=3": ["key 'pretrain_rounds' has no effect on '2wgt'", "2wgt` lists what has"],
     "cohort_size=13": ["cohort_size = 13", "has 12 clients", "at most 12"],
     "central_batch=41": ["central_batch = 41", "only 40 examples", "at most 40"],
     "devices=65": ["devices = 65", "JAX has"],
@@ -198,7 +199,9 @@ def test_smile_options_out_of_range(refused):
 def test_folder_with_another_run(mixfl_command, refused):
     assert mixfl_command(*RUN, "--rounds", 1, "--out", "run")[0] == 0
     run = (*RUN, "--out", "run", "--rounds")
-    assert "holds this run already: go on with --resume" in refused(*run, 1)
+    assert "holds this run already: go on with --resume, start over with --restart" in refused(
+        *run, 1
+    )
     for resume in ([], ["--resume"]):
         err = refused(*run, 2, "--set", "client_lr=0.5", *resume)
         assert "run holds another run (central_lr was 0.2, now 0.5; client_lr was 0.2, now" in err

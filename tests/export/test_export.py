@@ -294,6 +294,9 @@ def test_not_installed(made, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "jax2onnx", None)
     with pytest.raises(MixflError, match=r"pip install 'mixfl\[onnx\]'"):
         formats.export(trained(made / "run"), "onnx", tmp_path / "m.onnx")
+    monkeypatch.setitem(sys.modules, "flatbuffers", None)
+    with pytest.raises(MixflError, match=r"--to jax-export: .*pip install flatbuffers"):
+        formats.export(trained(made / "run"), "jax-export", tmp_path / "m")
 
 
 # Cards
@@ -307,9 +310,49 @@ def test_a_card(made, tmp_path, monkeypatch):
     assert f"{last['eval/loss']:.6g}" in text
     assert "finished after round 2 of 2" in text
     assert "FedAvg" in text
-    assert "| federated | 12 | 72 |" in text
+    assert "| federated | 12 | 72 | x float32\\[4\\], y float32\\[\\] |" in text
+    assert "the data that `own.py:problem` reads or makes" in text
     assert "| client\\_lr | 0.2 |" in text or "| client_lr | 0.2 |" in text
     assert "without differential privacy" in text
+
+
+def test_the_card_of_the_best_model_tells_of_its_round(made, tmp_path, monkeypatch, capsys):
+    run = tmp_path / "run"
+    words = ["run", f"{made}/own.py:problem", "--algorithm", "fedavg", "--rounds", 3, "--out", run]
+    words += ["--set", "eval_every=1", "--set", "checkpoint_every=1", "--set", "client_lr=60"]
+    assert cli(monkeypatch, *words) == 0
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    best = min(rows, key=lambda row: row["eval/loss"])
+    assert best["round"] < 3  # it overshoots
+    out = tmp_path / "m.safetensors"
+    assert cli(monkeypatch, "export", run, "--to", "safetensors", "--best", "--out", out) == 0
+    assert f"the best one, of round {best['round']}" in capsys.readouterr().out
+    text = (tmp_path / "m.safetensors.md").read_text()
+    assert f"the best that was saved, of round {best['round']}." in text
+    assert f"after round {best['round']}\n" in text
+    assert f"{best['eval/loss']:.6g}" in text
+    assert f"{rows[-1]['eval/loss']:.6g}" not in text
+    capsys.readouterr()
+    assert cli(monkeypatch, "card", run, "--best") == 0
+    assert capsys.readouterr().out == text
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ('task = "smile"', "the synthetic data of mixfl's task `smile`"),
+        ('task = "smile"\ndata = "a_b/[x]"', "the prepared data in `a_b/[x]`."),
+        ('task = "smile"\ndata = "a`b"', "in `` a`b ``."),
+        ('task = "python:own"', "the problem `own`, given by a Python program"),
+        ('task = "smile"\nlinger = 0', "stayed at its node"),
+    ],
+)
+def test_a_card_says_where_the_data_came_from(keys, said, tmp_path):
+    (tmp_path / "config.toml").write_text(f'{keys}\nalgorithm = "my_own"\n')
+    (tmp_path / "metrics.jsonl").write_text('{"round": 3, "eval/loss": 0.5}\n')
+    text = card(tmp_path)
+    assert said in text
+    assert "Algorithm: `my_own`." in text
 
 
 def test_a_card_says_what_was_spent(made, tmp_path):

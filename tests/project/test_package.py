@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
 import zipfile
 from importlib import metadata
 from pathlib import Path
@@ -17,6 +18,7 @@ from benchmarks import package
 
 ROOT = Path(__file__).parents[2]
 WHEEL_BYTES = 1_200_000  # a third of it is plotly, for reports that need no network
+IMPORT_MS = 100  # of the processor; JAX alone takes more
 RECORD = json.loads(package.RECORD.read_text(encoding="utf-8"))
 
 
@@ -62,7 +64,21 @@ def test_few_packages_are_installed():
         assert recorded["packages"] < 75
 
 
-def test_what_is_recorded_is_small():
+def supported() -> set[str]:
+    """The versions that pyproject.toml names."""
+    with open(ROOT / "pyproject.toml", "rb") as file:
+        project = tomllib.load(file)["project"]
+    words = (text.rpartition(" ")[2] for text in project["classifiers"] if " Python :: 3." in text)
+    return {*words}
+
+
+def test_every_supported_python_was_tried_and_what_was_recorded_is_small():
+    """`make package PYTHONS="..."` records it: packages, modules, bytes, the processor's time."""
+    recorded = RECORD["pythons"]
+    assert {version.rpartition(".")[0] for version in recorded} == supported()
+    assert supported() == {"3.11", "3.12", "3.13"}
+    for found in recorded.values():
+        assert 0 < found["import_cpu_ms"] < IMPORT_MS
     assert RECORD["wheel_bytes"] < WHEEL_BYTES
     assert RECORD["sdist_bytes"] < 5_000_000
 

@@ -1,5 +1,6 @@
 """The pages to paste in docs run as they are."""
 
+import logging
 import re
 from pathlib import Path
 
@@ -22,17 +23,21 @@ RANDOM = pages("randomness.md", "images", "flax", "equinox")
 
 
 @pytest.mark.parametrize("kind", PAGES)
-def test_a_page_trains_a_module(kind):
+def test_a_page_trains_a_module(kind, caplog):
+    caplog.set_level(logging.DEBUG, "mixfl")
     names: dict = {}
     exec(compile(PAGES[kind], f"docs/models.md ({kind})", "exec"), names)
+    assert "never reached" not in caplog.text
     assert names["result"].metrics[-1]["round"] == 5
     assert "module" in names
 
 
 @pytest.mark.parametrize("kind", RANDOM)
-def test_a_page_trains_with_draws(kind):
+def test_a_page_trains_with_draws(kind, caplog):
+    caplog.set_level(logging.DEBUG, "mixfl")
     names: dict = {}
     exec(compile(RANDOM[kind], f"docs/randomness.md ({kind})", "exec"), names)
+    assert "never reached" not in caplog.text
     assert names["result"].metrics[-1]["round"] == 5
     (term, _) = names["problem"].terms
     assert takes_key(term.loss)

@@ -56,6 +56,22 @@ def test_examples_of_pytorch(tmp_path, monkeypatch):
         check(f"mixfl.pytorch.{name}", tmp_path, monkeypatch, torch=torch)
 
 
+def test_every_method_says_what_it_does():
+    """Then it is in the reference, too (website/reference.py)."""
+    silent = []
+    for module in ("mixfl", "mixfl.flower", "mixfl.pytorch"):
+        for name in names(module):
+            thing = getattr(importlib.import_module(module), name)
+            members = vars(thing).items() if inspect.isclass(thing) else ()
+            public = [(n, m) for n, m in members if not n.startswith("_")]
+            kinds = (classmethod, staticmethod, property)
+            silent += [
+                f"{module}.{name}.{n}" for n, m in public
+                if (inspect.isfunction(m) or isinstance(m, kinds)) and not m.__doc__
+            ]  # fmt: skip
+    assert silent == []
+
+
 # Types
 
 

@@ -63,6 +63,18 @@ def test_links_work_on_the_site_too():
         links.outside({"models.md": "[g](../gone.py)"})
 
 
+def test_there_is_one_way_to_install():
+    """README, the landing page and getting started say the same."""
+    for name in ("README.md", "docs/index.md", "docs/getting_started.md"):
+        text = (ROOT / name).read_text(encoding="utf-8")
+        lines = [x.strip() for x in re.findall(r"^ +((?:git clone|pip install) .*)$", text, re.M)]
+        words = [line.partition("#")[0].strip() for line in lines]
+        assert words[:2] == ["git clone REPOSITORY mixfl", "pip install ./mixfl"], name
+        assert all(line.startswith("pip install './mixfl[") for line in words[2:]), name
+        assert lines[0].endswith("# this repository's address or folder")
+        assert lines[1].endswith("# once released: pip install mixfl")
+
+
 def test_formulas_become_mathml_and_unknown_commands_are_errors():
     formulas = pytest.importorskip("website.formulas")
     page = formulas.as_mathml(r'<span class="arithmatex">\(\tilde g &lt; \eta\)</span>')

@@ -273,7 +273,8 @@ def test_a_jump_is_told_counted_and_undone(tmp_path, capsys):
     result = train("2wgt", out, spoiled(8), progress=True, **LONG)
     (said,) = (line for line in capsys.readouterr().err.splitlines() if "jumped" in line)
     assert "to 28 in round 8" in said
-    assert "the best checkpoint is of round 7: --from-best" in said
+    seventh = result.metrics[6]["eval/loss"]
+    assert f"the best is of round 7, eval/loss {seventh:.4g}: --from-best goes on there" in said
     assert [row.get("alarms/loss", 0) for row in result.metrics] == [0] * 7 + [1] * 7
     assert status(out) == {"status": "finished", "round": 14, "alarms": 1}
     rows = (out / "metrics.jsonl").read_bytes()

@@ -56,7 +56,8 @@ def test_states(status, alive, state, tmp_path):
     )
     assert (status or {}).get("message", "") in found["message"]
     if state == "died":
-        assert "--resume" in found["message"]
+        kept = "checkpoint of round 3 is kept" if status else "saved nothing"
+        assert kept in found["message"]
 
 
 def test_looking_at_a_lock_keeps_no_run_from_starting(tmp_path, monkeypatch):
@@ -120,6 +121,8 @@ def test_long_and_broken_curves(tmp_path):
         for t in range(1, 5001):
             row = {"round": t, "eval/loss": float(t)} | ({"late": 1.0} if t > 4000 else {})
             file.write(json.dumps(row) + "\n")
+        huge = "9" * 400  # no float holds it
+        file.write(f'{{"round": {huge}, "late": 1}}\n{{"round": 5001, "eval/loss": {huge}}}\n')
         file.write('nonsense\n[1]\n{"round": "x"}\n{"round": 5001, "eval/loss": NaN}\n')
     columns = Columns(path)
     columns.update()
@@ -160,6 +163,35 @@ def test_a_page_is_told_what_changed(tmp_path, at_once):
     assert (told["gone"], [(r["id"], r["name"]) for r in told["runs"]]) == ([1], [(3, "three")])
     with pytest.raises(MixflError, match="no such run"):
         board.details(1)
+
+
+def test_folders_of_one_name_are_told_apart(tmp_path, at_once):
+    for name in ("a/runs", "b/runs"):
+        a_run(tmp_path / name / "one", None)
+    told = Board([tmp_path / "a/runs", tmp_path / "b/runs"]).changes(0)
+    assert [r["name"] for r in told["runs"]] == ["a/runs/one", "b/runs/one"]
+    told = Board([tmp_path / "a", tmp_path / "b", tmp_path / "a/../b"]).changes(0)
+    assert {r["name"] for r in told["runs"]} == {"a/runs/one", "b/runs/one"}
+
+
+@pytest.mark.parametrize(
+    ("keys", "command", "words"),
+    [
+        ({}, "mixfl run --config {run}/config.toml --out {run} --resume", ""),
+        ({"task": "python:own"}, "mixfl run path.py:problem --config {run}", "resume=True"),
+        ({"round_deadline": 600.0}, "mixfl flower up server --run --project {project}", "up all"),
+    ],
+)
+def test_how_a_run_goes_on(keys, command, words, tmp_path, at_once):
+    run = a_run(tmp_path / "project/runs/one", {"status": "interrupted"}, **keys)
+    (tmp_path / "project/pyproject.toml").write_text("[tool.flwr.app]\n")
+    board = Board([tmp_path])
+    board.changes(0)
+    told = board.details(1)["resume"]
+    assert told["command"].startswith(command.format(run=run, project=tmp_path / "project"))
+    assert words in told["words"]
+    (tmp_path / "project/pyproject.toml").write_text("tool = 3\n")  # another project's
+    assert bool(board.details(1)["resume"]["command"]) == ("round_deadline" not in keys)
 
 
 def test_a_run_that_cannot_be_read_is_shown_with_the_reason(tmp_path, at_once):

@@ -247,7 +247,8 @@
     });
     fillHead();
     spacer.style.height = `${listed.length * tall()}px`;
-    const words2 = listed.length === runs.size ? `${runs.size} runs` : `${listed.length} of ${runs.size} runs`;
+    const all = `${runs.size} run${runs.size === 1 ? "" : "s"}`;
+    const words2 = listed.length === runs.size ? all : `${listed.length} of ${all}`;
     $("count").textContent = `${words2}; ${shown.size} in the chart`;
     place();
   }
@@ -426,7 +427,10 @@
       return [make("p", {}, button)];
     }
     if (run.state === "finished" || run.state === "diverged") return [];
-    return [make("h3", { textContent: "To go on" }), make("pre", { className: "command", textContent: details.resume })];
+    const { command, words } = details.resume;
+    return [make("h3", { textContent: "To go on" }),
+      ...(command ? [make("pre", { className: "command", textContent: command })] : []),
+      ...(words ? [make("p", { className: "about", textContent: words })] : [])];
   }
 
   const table = (pairs) => make("table", {}, make("tbody", {}, ...pairs.map(([k, v, kind]) =>
