@@ -24,12 +24,13 @@ def notes(problem: Problem, s: Settings) -> Iterator[str]:
     if not s.private or x is None:
         return
     numbers = sum(math.prod(a.shape) for a in jax.tree.leaves(x))
-    z, clients = s.dp_noise_multiplier or 0.0, s.cohort_size * s.dp_scale
-    ratio = deviations(s)[0] * math.sqrt(numbers) / s.cohort_size
+    clients = s.cohort_size * s.dp_scale
+    noise = deviations(s)[0] * s.dp_scale  # on the sum, in clip norms
+    ratio = noise * math.sqrt(numbers) / clients
     if ratio >= LOUD:
         yield (
             f"the noise is about {ratio:.3g} times as long as the longest change that clients can "
-            f"agree on, in every round (noise multiplier {z:.3g} x sqrt({numbers:,} parameters) / "
+            f"agree on, in every round ({noise:.3g} clip norms x sqrt({numbers:,} parameters) / "
             f"{clients} clients in a cohort): expect little, or that training diverges. Larger "
             "cohorts of more clients, a larger epsilon, fewer rounds or a smaller model help; "
             "see docs/privacy.md"

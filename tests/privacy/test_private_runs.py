@@ -40,7 +40,7 @@ def test_noise_that_drowns_the_clients_is_said():
     assert said(5.9) == said(0.0) == []
     (note,) = said(6.1)
     assert "about 10.2 times as long as" in note
-    assert "6.1 x sqrt(25 parameters) / 3 clients" in note
+    assert "6.1 clip norms x sqrt(25 parameters) / 3 clients" in note
     assert "Larger cohorts of more clients" in note
     assert not any("as long as" in n for n in said(6.1, scale=2))
 
