@@ -4,9 +4,9 @@
 
 A SuperLink and three SuperNodes run on this machine. Each node has the data of one user of
 MovieLens-1M (or of synthetic ratings of the same size) with at least 160 examples, enough for ten
-steps of 16. All bytes of Flower's messages count, in the second round (with uploads of few bits, the
-first has two exchanges). Gradient transfer is measured with codes of several sizes, too; the saving
-is against the baseline in 32 bits.
+steps of 16. All bytes of Flower's messages count, in the second round (with uploads of few bits,
+the first has two exchanges). Gradient transfer is measured with codes of several sizes, too; the
+saving is against the baseline in 32 bits.
 """
 
 import argparse
