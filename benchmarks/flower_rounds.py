@@ -38,7 +38,8 @@ def main() -> None:
             file = deployment.folder / "pyproject.toml"
             text = file.read_text().replace('clip = "quantile"', 'clip = "off"')
             section = "[tool.flwr.app.config]"
-            file.write_text(text.replace(section, f"{section}\neval_every = 1"))
+            more = f"eval_every = 1\ncohort_size = {nodes}"  # everybody, in every round
+            file.write_text(text.replace(section, f"{section}\n{more}"))
             with deployment:
                 for linger in map(int, given.linger.split(",")):
                     for secure in (False, True):

@@ -40,6 +40,8 @@ def measured(n: int, numbers: int, bits: int = 32) -> dict[str, float]:
         states.append(state)
         adverts.append(advert)
     up += 64
+    order = sorted(range(n), key=lambda i: adverts[i].seal)  # as in a roster
+    states, adverts = [states[i] for i in order], [adverts[i] for i in order]
     server = timed("server", 0, lambda: Round("run", 0, adverts))
     for i in range(n):
         roster = server.roster(i)

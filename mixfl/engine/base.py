@@ -71,6 +71,10 @@ class Engine(Protocol):
     def round_bytes(self, round: int) -> RoundBytes:
         """Counted from the arrays that are sent. Call it after the round."""
 
+    def repeated(self) -> int:
+        """How many rounds may have been released a second time, with other noise, because the
+        engine was started again. Called when there is a run folder."""
+
     def notes(self) -> Iterator[str]:
         """What the user should know before the first round: which exact shortcuts apply, and why
         others that the user may expect do not."""

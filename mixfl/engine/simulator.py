@@ -221,6 +221,9 @@ class Simulator:
         if layers:
             yield f"low-rank steps at the clients, exact and faster: {', '.join(sorted(layers))}"
 
+    def repeated(self) -> int:
+        return 0  # a round that is repeated is the same
+
     def round_bytes(self, round: int) -> RoundBytes:
         return self.byte_counter.count(self.at(round), round, self.shapes)
 

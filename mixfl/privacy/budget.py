@@ -25,10 +25,13 @@ class Budget:
     delta: float
     before: int  # rounds at the start in which no client takes part
 
-    def spent(self, noise: float, rounds: int) -> float:
-        """Epsilon after a number of rounds."""
+    def spent(self, noise: float, rounds: int, repeated: int = 0) -> float:
+        """Epsilon after a number of rounds. In each of the `repeated` ones, a client may have taken
+        part once more than its turns allow."""
         private = max(0, rounds - self.before)
-        return max(p.epsilon(noise, private, self.delta) for p in self.populations)
+        return max(
+            p.epsilon(noise, private + repeated * p.min_sep, self.delta) for p in self.populations
+        )
 
     def noise_for(self, epsilon: float, rounds: int) -> float:
         private = max(1, rounds - self.before)

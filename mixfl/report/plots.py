@@ -1,5 +1,7 @@
 """Plots of runs as files."""
 
+import math
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -104,10 +106,12 @@ def sweeps(parts: Sequence[Sweep], path: Path) -> None:
         axis.set_xscale("log" if part.log_x else "linear")
         axis.set_yscale("log" if part.log else "linear")
         values = sorted({p.x for line in part.lines for p in line.points})
-        axis.set_xticks(values, [f"{v:g}" for v in values])
+        before = [-math.inf, *values]
+        near = [v - b < 0.02 * abs(v) for v, b in zip(values, before, strict=False)]
+        axis.set_xticks(values, ["" if n else f"{v:g}" for v, n in zip(values, near, strict=True)])
         axis.xaxis.set_minor_locator(NullLocator())
         axis.set_xlabel(_text(part.x))
-        axis.set_title(_text(part.title), loc="left", fontsize=11)
+        axis.set_title(textwrap.fill(_text(part.title), 48), loc="left", fontsize=11)
         axis.grid(alpha=0.25)
         axis.spines[["top", "right"]].set_visible(False)
     figure.legend(list(handles.values()), list(map(_text, handles)), loc="lower center",

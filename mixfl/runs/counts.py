@@ -13,8 +13,8 @@ def too_many(skipped: int, rounds: int) -> bool:
 
 COUNTED = (
     "clients/rejected", "clients/clipped", "clients/asked", "clients/accepted", "clients/surplus",
-    "clients/dropped", "clients/late", "clients/saturated", "replies/duplicate", "replies/unknown",
-    "rounds/failed", "rounds/skipped", "comm/frozen_bytes",
+    "clients/dropped", "clients/late", "clients/saturated", "replies/duplicate", "replies/missing",
+    "replies/unknown", "rounds/failed", "rounds/skipped", "comm/frozen_bytes",
 )  # fmt: skip
 
 

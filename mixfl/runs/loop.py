@@ -1,7 +1,6 @@
 """The loop of a run: its rounds, evaluations and checkpoints, until it ends or is stopped."""
 
 import contextlib
-import math
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,6 +28,7 @@ from mixfl.runs.plan import Plan
 from mixfl.runs.record import Record
 from mixfl.runs.restore import evaluates
 from mixfl.runs.sinks.base import Row, Sinks
+from mixfl.runs.spending import Spending
 from mixfl.runs.stopping import Asked, stop_requested
 
 CHECKPOINT_SECONDS = 60  # a checkpoint at least this often, however long the rounds are
@@ -58,12 +58,13 @@ class Loop:
     def __post_init__(self):
         self.s = self.plan.settings
         self.resolved = self.engine.resolved()
-        self.budget = self.plan.budget
+        self.spending = Spending(self.plan, self.engine.repeated())
         self.gradients = None
         if self.s.measure == "dissimilarity":
             self.gradients = Gradients(self.plan.problem, self.s)
 
     def run(self, state: Any, start: int) -> Any:
+        self._count_restarts(start)
         if not self.record.ended:
             with stop_requested(self.out) as asked:
                 start, state = self._rounds(state, start, asked)
@@ -72,6 +73,14 @@ class Loop:
             self.sinks.stopped(self.record.ended)
             self.sinks.note(f"stopped after round {start}: {self.record.ended}")
         return state
+
+    def _count_restarts(self, start: int) -> None:
+        if self.spending.repeated and not self.record.ended:
+            self.sinks.note(
+                f"{self.spending.said()}: each counts as one more round in privacy/epsilon, "
+                "because the server may have got the sum of a round that it repeats"
+            )
+            self.record.ended = self.spending.ends(start)
 
     def _rounds(self, state: Any, start: int, asked: Asked) -> tuple[int, Any]:
         s, clock = self.s, RoundClock(start)
@@ -98,6 +107,7 @@ class Loop:
                 if evaluate:
                     self._evaluate(result, clock)
                 ended = self._told(result) if self.callbacks.after_rounds else ""
+                ended = ended or self.spending.ends(t)
                 if ended and not evaluate:  # the last model is always evaluated
                     evaluate = True
                     self._check_due()
@@ -215,7 +225,7 @@ class Loop:
         return {
             **{k: number(v, k) for k, v in info.items()},
             **measured,
-            **self._privacy(result.round),
+            **self.spending.row(result.round),
             "clients/rejected": 0,
             **{k: n for k, n in self.record.counts.items() if k != "alarms/loss"},
             "comm/down_bytes": sent.down,
@@ -234,16 +244,6 @@ class Loop:
         found = {k: v for k, v in found.items() if k in uses}
         found |= {f"{p.name}.client_lr": o.at(t).client_lr for p, o in apart if o.schedules}
         return {f"rate/{k}": float(f"{v:.6g}") for k, v in found.items()}
-
-    def _privacy(self, t: int) -> Row:
-        """What the run has spent."""
-        if self.budget is None:
-            return {}
-        spent = self.budget.spent(self.s.dp_noise_multiplier, t)
-        return {
-            "privacy/epsilon": spent if math.isfinite(spent) else None,
-            "privacy/delta": self.budget.delta,
-        }
 
     def _settle(self) -> None:
         """Waits for the evaluation under way, if there is one, and reports its row."""

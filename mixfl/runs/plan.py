@@ -18,6 +18,7 @@ from mixfl.format_versions import RUN_FOLDER
 from mixfl.privacy import rules
 from mixfl.privacy.budget import Budget, budget, promise, settled
 from mixfl.problem import Problem
+from mixfl.runs import loud_noise
 from mixfl.runs.keys import chosen_keys, merged, preset_keys, settings_of
 from mixfl.runs.user_input import ALGORITHM_FILE
 from mixfl.settings import KEYS, Settings
@@ -55,6 +56,7 @@ class Plan:
         if self.budget is not None:
             yield promise(self.budget, self.settings, self.wanted)
             yield from rules.notes(self.settings)
+            yield from loud_noise.notes(self.problem, self.settings)
 
     def engine(self) -> Engine:
         """What runs its rounds."""

@@ -144,7 +144,7 @@ def draw(document: Document, folder: Path) -> None:
     swept = [p for p in every if isinstance(p, Sweep) and p.label]
     for label, x in dict.fromkeys((p.label, p.x) for p in swept):
         of_it = [p for p in swept if (p.label, p.x) == (label, x)]
-        save_sweeps(of_it, folder / f"{label}-against-{x}.pdf")
+        save_sweeps(of_it, folder / f"{label}-against-{x.replace('/', '-')}.pdf")
     parts = [p for p in every if isinstance(p, Curves) and p.label]
     for part in parts:
         same = [p for p in parts if p.label == part.label]

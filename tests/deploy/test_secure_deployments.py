@@ -1,5 +1,6 @@
 """Secure aggregation on Flower: the simulator's rounds to the quantization, whoever drops out."""
 
+import contextlib
 import dataclasses
 from types import SimpleNamespace
 
@@ -23,6 +24,8 @@ from mixfl.deploy.flower.secure_sums import Asked, Coding, Told
 from mixfl.deploy.secure import client as secure_client
 from mixfl.deploy.secure.parts import Advert, Refused, packed
 from mixfl.errors import MixflError
+from mixfl.privacy.accountant import Rounds
+from mixfl.privacy.budget import Budget
 
 SECURE = dict(secure=True, cohort_size=4, rounds=3, algorithm="2wgt")
 PLAIN = SECURE | {"secure": False, "clip": "off"}
@@ -241,6 +244,29 @@ def test_a_private_secure_deployment():
     assert 0.3 * wanted < np.std(difference) < 3 * wanted
 
 
+def test_a_restart_counts_as_a_round(tmp_path):
+    """The server may have got the sum of the round that it repeats. Three rounds were planned: the
+    run ends after two, and has spent what three cost."""
+    given = PRIVATE | {"dp_epsilon": 8.0, "rounds": 3, "eval_every": 1}
+    given.pop("dp_noise_multiplier")
+
+    def stop(event):
+        raise RuntimeError("stopped")
+
+    with pytest.raises(RuntimeError, match="stopped"):
+        deploy(out=tmp_path, callbacks=[stop], **given)
+    found, _, notes = deploy(out=tmp_path, **given)
+    plan = Rounds(4, 4, "none", discrete=True)
+    costs = [plan.epsilon(plan.noise_for(8.0, 3, 1e-2), t, 1e-2) for t in (1, 2, 3)]
+    assert [row["privacy/epsilon"] for row in found.metrics] == pytest.approx([costs[0], costs[2]])
+    assert costs[2] == pytest.approx(8, rel=1e-2)
+    assert mixfl.load(tmp_path).status == "finished"
+    assert any("1 restart: each counts as one more round" in line for line in notes)
+    assert any("budget of epsilon = 8 is spent" in line for line in notes)
+    apart = Budget((Rounds(40, 4, "none", min_sep=3, discrete=True),), 1e-2, 0)
+    assert apart.spent(2.0, 7, repeated=1) == apart.spent(2.0, 10) > apart.spent(2.0, 8)
+
+
 def test_too_many_for_the_mean_are_refused():
     there, _ = placed("two terms")
     with pytest.raises(MixflError, match=r"over_select = 2: two\s+thirds"):
@@ -257,6 +283,17 @@ def test_a_private_client_does_not_tell_that_its_change_is_odd():
     (numbers, heads) = coding.vector(bad)
     assert heads.tolist() == [1]
     assert np.abs(numbers.astype(np.int32)).max() < 100 * coding.grid.sigma
+
+
+def test_a_client_waits_for_its_turn():
+    """Whatever the server asks: min_sep rounds after its last vector, and not sooner."""
+    there, every = placed("two terms")
+    assert Client(there, PRIVATE | {"dp_min_sep": 3, "cohort_size": 3}, every[0]).apart == 3
+    assert Client(there, SECURE, every[0]).apart == 1
+    for last, round, refused in [(-1, 0, False), (4, 5, True), (4, 6, True), (4, 7, False)]:
+        state = secure_client.State("run", trained=last)
+        with pytest.raises(Refused, match="waits 3") if refused else contextlib.nullcontext():
+            secure_client.check_training(state, round, 3)
 
 
 def test_a_server_cannot_ask_for_less_noise():

@@ -6,6 +6,7 @@ import shutil
 import stat
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import problems
 import pytest
@@ -13,6 +14,7 @@ import pytest
 import mixfl
 from mixfl.errors import MixflError
 from mixfl.privacy.config import dp_keys
+from mixfl.runs.plan import plan_of
 
 SMALL = dict(rounds=6, cohort_size=3, client_batch=3, local_steps=3, client_lr=0.2, devices=1)
 QUIET = dict(progress=False)
@@ -23,6 +25,24 @@ def trained(dp, algorithm="fedavg", terms="two terms", **more):
     return mixfl.train(
         problems.problem(terms), algorithm, dp=dp, **{**SMALL, "eval_every": 2, **QUIET, **more}
     )
+
+
+def test_noise_that_drowns_the_clients_is_said():
+    """Before anything is trained: with 25 parameters and 3 clients, from a multiplier of 6 on."""
+    wide = dataclasses.replace(
+        problems.problem("two terms"), init=lambda key: {"w": jnp.zeros((5, 5))}
+    )
+
+    def said(z, **more):
+        dp = mixfl.DP(noise_multiplier=z, delta=1e-3, clip=0.1, sampling="none", **more)
+        return [n for n in plan_of(wide, "fedavg", SMALL | dp.keys()).promise() if "times" in n]
+
+    assert said(5.9) == said(0.0) == []
+    (note,) = said(6.1)
+    assert "about 10.2 times as long as" in note
+    assert "6.1 clip norms x sqrt(25 parameters) / 3 clients" in note
+    assert "Larger cohorts of more clients" in note
+    assert not any("as long as" in n for n in said(6.1, scale=2))
 
 
 def test_a_run_says_what_it_spends(tmp_path):

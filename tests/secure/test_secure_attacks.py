@@ -184,6 +184,7 @@ def test_a_roster_that_names_somebody_twice_is_refused():
         ([adverts[0], adverts[1], adverts[1]], "the same key twice"),
         ([adverts[0], adverts[1], Advert(adverts[2].seal, adverts[1].mask)], "the same key twice"),
         (adverts[1:], "not at its place"),
+        ([adverts[0], adverts[3], adverts[2], adverts[1]], "another order"),
     ]:
         with pytest.raises(Refused, match=told):
             client.share(cohort.states[0], packed(Roster(0, 0, wrong)))
@@ -259,9 +260,9 @@ def test_odd_keys_are_refused():
     cohort = Cohort(4)
     adverts = cohort.server.adverts
     for seal in (bytes(32), b"\1" + bytes(31), b"short", b""):
-        roster = Roster(0, 0, [*adverts[:3], Advert(seal, adverts[3].mask)])
+        odd = sorted([*adverts[:3], Advert(seal, adverts[3].mask)], key=lambda a: a.seal)
         with pytest.raises(Refused, match="a public key"):
-            client.share(cohort.states[0], packed(roster))
+            client.share(cohort.states[0], packed(Roster(0, odd.index(adverts[0]), odd)))
     for place in (-1, 4, 2**40):
         with pytest.raises(Refused, match="not at its place"):
             client.share(cohort.states[0], packed(Roster(0, place, adverts)))
@@ -305,8 +306,13 @@ def test_signed_rosters(tmp_path):
         for i in range(1, 6)
     ]
     states, adverts = zip(*signed, strict=True)
-    good = Round("run", 0, list(adverts[:4]))
-    client.share(states[0], good.roster(0), peers)
+
+    def share(roster):
+        ordered = sorted(roster, key=lambda advert: advert.seal)
+        place = ordered.index(adverts[0])
+        return client.share(states[0], Round("run", 0, ordered).roster(place), peers)
+
+    share(adverts[:4])
     unsigned = client.advertise(client.State("run"))[1]
     forged = Advert(unsigned.seal, unsigned.mask, adverts[3].who, adverts[3].signature)
     twice = client.advertise(client.State("run"), keys.signer(tmp_path / "node-2"))[1]
@@ -315,13 +321,13 @@ def test_signed_rosters(tmp_path):
         (forged, "signature"), (twice, "twice"),
     ]:  # fmt: skip
         with pytest.raises(Refused, match=told):
-            client.share(states[0], Round("run", 0, [*adverts[:3], other]).roster(0), peers)
+            share([*adverts[:3], other])
     elsewhere = [
         client.advertise(client.State("other"), keys.signer(tmp_path / f"node-{i}"))[1]
         for i in (2, 3)
     ]
     with pytest.raises(Refused, match="signature"):
-        client.share(states[0], Round("run", 0, [adverts[0], *elsewhere]).roster(0), peers)
+        share([adverts[0], *elsewhere])
 
 
 def test_the_layout_is_checked():

@@ -140,6 +140,26 @@ def test_a_change_beyond_the_range_is_shortened_and_told():
     assert after.ranges[0] >= abs(a).max()
 
 
+def test_an_array_without_changes_does_not_prevent_compression():
+    """It is sent as zeros. Its first change is lost, and told; the next one has a range."""
+    rng, ranges = np.random.default_rng(3), Ranges(PLAIN)
+    sent = upload(rng)
+    sent.weighted["b"] = np.zeros(())
+    state = ranges.init(sent.weighted, 0)
+
+    def told():
+        return jax.tree.map(np.asarray, ranges.told(state))
+
+    found = []
+    for change in (0.0, 0.0, 0.3, 0.3):
+        coding = Coding(PLAIN, sent, told(), 3, Asked(8, False, 3))
+        sent.weighted["b"] = np.array(change)
+        sums, levels, saturated = coding.sums(coding.vector(sent), 1)
+        found.append((coding.bits, round(float(sums.weighted["b"]), 1), saturated))
+        state = ranges.after(state, levels)
+    assert found == [(32, 0.0, 0), (8, 0.0, 0), (8, 0.0, 1), (8, 0.3, 0)]
+
+
 def test_sums_of_other_clients_are_noticed():
     """Masks that have not cancelled leave random numbers."""
     sent = upload(np.random.default_rng(0))

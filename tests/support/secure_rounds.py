@@ -31,7 +31,7 @@ class Cohort:
     def __init__(self, n: int, run="run 1", layout=LAYOUT, round=0, states=None, **options):
         self.n, self.layout, self.options = n, layout, options
         given = states or [client.State(run) for _ in range(n)]
-        both = [client.advertise(s) for s in given]
+        both = sorted((client.advertise(s) for s in given), key=lambda pair: pair[1].seal)
         self.states = [s for s, _ in both]
         self.server = Round(run, round, [advert for _, advert in both])
 

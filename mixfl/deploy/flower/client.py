@@ -135,6 +135,11 @@ class Client:
         except messages.Rejected as rejected:
             raise MixflError(f"this client takes no part in the round: {rejected}.") from None
 
+    @property
+    def apart(self) -> int:
+        """Rounds from one participation to the next, whatever the server asks."""
+        return self.s.dp_min_sep if self.s.private else 1
+
     def _check_noise(self, told: Any) -> None:
         """A server may not ask for less noise than the run's configuration has."""
         least = self.s.dp_noise_multiplier

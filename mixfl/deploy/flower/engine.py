@@ -133,6 +133,14 @@ class DeployedEngine(KeepsNothing):
         """Bytes per client that were sent and received in the last round."""
         return self.bytes
 
+    def repeated(self) -> int:
+        """Clients add the noise: the server has a sum before there is a checkpoint of its round. In
+        other private runs a round is released with its checkpoint, once."""
+        if self.secure is None or not self.s.private:
+            return 0
+        self.members.begin()
+        return self.members.restarts
+
     def rounds(self, state: Any, start: int, stop: int) -> Iterator[RoundResult]:
         if start:  # a round that was under way may be repeated with other clients
             every = enumerate(state.aggregation)

@@ -1,7 +1,7 @@
 """What the server knows about its nodes and keeps to itself: `deployment.json` in the run folder.
 
 Only its owner can read the file. It has the secret from which cohorts are drawn, the key that each
-client's number belongs to, and the nodes in quarantine.
+client's number belongs to, the nodes in quarantine, and how often the run was started again.
 """
 
 import contextlib
@@ -38,6 +38,7 @@ class Members:
         self.several = len(names) > 1 and self.places is None
         self.secret, self.quarantine = os.urandom(32), Quarantine()
         self.numbers: dict[tuple[str, int], str] = {}  # (population, number): its owner's key
+        self.restarts = 0  # of the run
         self.saved = ""
 
     def begin(self) -> None:
@@ -56,8 +57,9 @@ class Members:
                 self.secret = bytes.fromhex(kept["secret"])
                 self.numbers = {(place, number): who for place, number, who in kept["numbers"]}
                 self.quarantine = Quarantine(kept["quarantine"])
-                return
+                self.restarts = int(kept.get("restarts", 0)) + 1
             except (ValueError, KeyError, TypeError):
+                self.restarts = 1  # at least
                 damaged = self.file.rename(self.file.with_name(f"{FILE}.damaged"))
                 self.note(f"{self.file} was damaged: renamed it to {damaged.name}, made a new one")
         self.save()
@@ -96,6 +98,7 @@ class Members:
         numbers = [[*place, who] for place, who in sorted(self.numbers.items())]
         kept = json.dumps({
             "secret": self.secret.hex(), "numbers": numbers, "quarantine": self.quarantine.kept(),
+            "restarts": self.restarts,
         })  # fmt: skip
         if self.file is None or kept == self.saved:
             return

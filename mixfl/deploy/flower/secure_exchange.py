@@ -167,6 +167,7 @@ class SecureRound:
             adverts = [self.rounds.adverts.pop(node.id) for node in there]
             used = Counter(key for a in adverts for key in (a.seal, a.mask))
             own = [i for i, a in enumerate(adverts) if used[a.seal] == used[a.mask] == 1]
+            own.sort(key=lambda i: adverts[i].seal)  # a client refuses any other order
             there, adverts = [there[i] for i in own], [adverts[i] for i in own]
             groups.append(Group(there, Round(run, self.rounds.tries, adverts)))
         return groups

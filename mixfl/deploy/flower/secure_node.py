@@ -75,7 +75,7 @@ def train(trained: Any, content: RecordDict, context: Context) -> RecordDict:
     state = client.receive(loaded(context), request.get("boxes"))
     assert state.entered is not None
     round = messages.config(content, "train", round=int)[0]
-    client.check_training(state, round)
+    client.check_training(state, round, trained.apart)
     layout, vector = trained.secured(content, state.entered.clients, *form)
     if vector is None:
         return layout

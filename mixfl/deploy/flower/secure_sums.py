@@ -11,7 +11,8 @@ range / L, rounded at random; below 32 bits, arrays are rotated first (aggregati
 **Ranges** are the same for all clients. They follow from the levels of the last rounds, which the
 server gets as sums, too (aggregation/quantize.py); with 32 bits they are wide. The first round has
 none: it has 32 bits, and ranges that are wide enough for any sane change. A client whose numbers
-exceed the range shortens the array, and counts as `clients/saturated`.
+exceed the range shortens the array, and counts as `clients/saturated`. An array that no client has
+changed yet has the range 0: it is sent as zeros, and its first change only makes the next range.
 
 **Privacy.** With differential privacy, a client shortens its whole change to the norm C, rounds it
 to a grid, and adds noise (secure_noise.py). Its only head is the 1; it tells no levels.
@@ -129,19 +130,25 @@ class Coding:
         self.count, self.both = count, both
         self.sizes = [math.prod(shape) for _, shape in self.arrays]
         self.grid = Grid(s, float(told.noise), sum(self.sizes), clients) if s.private else None
-        known = bool(np.all(np.asarray(told.ranges)[: len(jax.tree.leaves(like.weighted))] > 0))
         room = 2 ** (bits - 1) - 1 >= clients  # a roster may be larger than a cohort
-        self.bits = bits if known and room and not s.private else 32
+        self.bits = bits if self._known() and room and not s.private else 32
         self.most = (2 ** (self.bits - 1) - 1) // clients
         self.ranges = self._ranges()
+
+    def _known(self) -> bool:
+        """Has each kind of array been seen with a change? Single arrays may never have one."""
+        ranges = np.asarray(self.told.ranges)
+        kinds = {i // self.count for i, _ in self.arrays}
+        return all(ranges[k * self.count : (k + 1) * self.count].any() for k in kinds)
 
     def _ranges(self) -> list[float]:
         weight = {"examples": self.s.client_batch * self.k,
                   "steps": self.k, "uniform": 1}[self.s.weighting]  # fmt: skip
         first = FIRST_RANGE * np.repeat([weight, 1.0, self.k], self.count)
-        told = self.told.wide if self.bits == 32 else self.told.ranges
-        given = np.asarray(told, np.float64)
-        ranges = np.where(given > 0, given, first)
+        wide = np.asarray(self.told.wide, np.float64)
+        ranges = np.where(wide > 0, wide, first)
+        if self.bits < 32:
+            ranges = np.asarray(self.told.ranges, np.float64)
         return [float(ranges[i]) for i, _ in self.arrays]
 
     @property
@@ -171,7 +178,8 @@ class Coding:
             levels.append(int(level(jnp.float32(need))))
             if need > most:
                 y, shortened = y * (most / need), True
-            code = np.floor(y * (self.most / most) + generator.random(y.shape))
+            scale = self.most / most if most else 0.0
+            code = np.floor(y * scale + generator.random(y.shape))
             found.append(np.clip(code, -self.most, self.most).astype(np.int64).ravel())
         numbers = _wrapped(np.concatenate(found), self.layout[0])
         counts = np.zeros((len(levels), LEVELS), self.layout[2].dtype)

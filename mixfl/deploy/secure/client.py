@@ -6,6 +6,7 @@ the threshold survived. What it reveals is useless without what others reveal, a
 stays with it. After it has revealed, its state of the round is gone.
 """
 
+import itertools
 import secrets
 from collections.abc import Sequence
 from typing import Any
@@ -97,6 +98,8 @@ def share(
         raise Refused("a roster with the same key twice.")
     if check is not None:
         check(state.run, adverts)
+    if any(a.seal > b.seal for a, b in itertools.pairwise(adverts)):
+        raise Refused("a roster in another order than that of its keys.")
     digest = roster_digest(state.run, round, adverts)
     near = graph.neighbours(place, len(adverts), digest)
     own = secrets.token_bytes(shamir.SEED)
@@ -163,10 +166,12 @@ def mask(
     return sent, ring.pack(masked, layout)
 
 
-def check_training(state: State, trained: int) -> None:
-    if trained <= state.trained:
+def check_training(state: State, trained: int, apart: int = 1) -> None:
+    """`apart`: the rounds from one vector of a client to the next."""
+    if state.trained >= 0 and trained < state.trained + apart:
+        wait = f", and waits {apart} rounds" if apart > 1 else ""
         raise Refused(f"training round {trained}: this client has sent its vector of round "
-                      f"{state.trained} already.")  # fmt: skip
+                      f"{state.trained} already{wait}.")  # fmt: skip
 
 
 def own_key(seed: bytes, digest: bytes, broadcast: bytes, layout: ring.Layout) -> bytes:

@@ -62,7 +62,7 @@ def parsed(data: Any, kind: type[T]) -> T:
 
 
 def roster_digest(run: str, round: int, adverts: list[Advert]) -> bytes:
-    """What everybody must agree on: the run, the round, and who takes part, in order."""
+    """What everybody must agree on: the run, the round, and who takes part, in the keys' order."""
     return hashlib.sha256(packed(["mixfl roster 1", run, round, adverts])).digest()
 
 
