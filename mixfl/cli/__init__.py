@@ -1,7 +1,7 @@
 """The command line, which only parses. Commands import what needs JAX when they run.
 
-The commands are in training, tuning, watch, results, models, problems, data, privacy, flower, paper,
-doctor and completion. They share options, groups (help), terminal (printing) and process (starting
+The commands are in training, tuning, watch, results, models, problems, data, privacy, flower,
+paper, doctor and completion. They share options, groups (help), terminal (printing) and process (starting
 JAX, ending the process).
 """
 

@@ -7,6 +7,7 @@ from typing import Any
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from mixfl.report.plots import FILES, UNDATED
 from mixfl.report.style import NAMES, metric_title, styles
@@ -33,6 +34,8 @@ def draw(
         axis.set_ylabel(metric_title(metric))
         if logarithmic:
             axis.set_xscale("log")
+        elif all(isinstance(r.keys.get(key, r.number), int) for r in known):
+            axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         axis.grid(alpha=0.25)
     done = sorted((r for r in known if r.state == "finished"), key=lambda r: r.number)
     if done:

@@ -80,11 +80,10 @@ def loaded() -> Any:
 def pruner(name: str, rounds: int) -> Any:
     optuna = loaded()
     if name == "median":
-        return optuna.pruners.MedianPruner(n_startup_trials=FIRST)
+        return optuna.pruners.MedianPruner(n_startup_trials=FIRST, n_warmup_steps=rounds // 5)
     if name == "hyperband":
-        return optuna.pruners.HyperbandPruner(
-            min_resource=max(rounds // 27, 1), max_resource=rounds
-        )
+        least = max(rounds // 27, 1)
+        return optuna.pruners.HyperbandPruner(min_resource=least, max_resource=rounds)
     return optuna.pruners.NopPruner()
 
 
@@ -182,7 +181,8 @@ class Search:
 
     def found(self) -> list[Found]:
         """All runs that are over, the best first."""
-        states, runs = self.optuna.trial.TrialState, {}
+        states = self.optuna.trial.TrialState
+        runs: dict[str, Found] = {}
         for t in self.study.get_trials(deepcopy=False):
             if t.state == states.RUNNING or "keys" not in t.user_attrs:
                 continue

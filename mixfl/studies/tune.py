@@ -214,8 +214,8 @@ def metric_of(planned: Plan, by: str | None) -> str:
     known = [k.removeprefix(prefix) for k in metrics if k.startswith(prefix)]
     if not known:
         raise MixflError(
-            "this problem has neither `validate` nor `evaluate`: there is nothing to judge runs by. "
-            "Give Problem(validate=...)."
+            "this problem has neither `validate` nor `evaluate`: there is nothing to judge runs "
+            "by. Give Problem(validate=...)."
         )
     if by is None:
         return prefix + next((m for m in CHOSEN_BY if m in known), known[0])
