@@ -1,8 +1,8 @@
 """The command line, which only parses. Commands import what needs JAX when they run.
 
 The commands are in training, tuning, watch, results, models, problems, data, privacy, flower,
-paper, doctor and completion. They share options, groups (help), terminal (printing) and process (starting
-JAX, ending the process).
+paper, doctor and completion. They share options, groups (help), terminal (printing) and process
+(starting JAX, ending the process).
 """
 
 import os
