@@ -5,7 +5,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import mixfl
 from mixfl.algorithms import recipe
@@ -26,6 +26,7 @@ from mixfl.studies.space import Space, space_of
 from mixfl.studies.sweep import CHOSEN_BY
 from mixfl.studies.trials import Crew, Done
 from mixfl.tasks import find
+from mixfl.typed_keys import Keys
 
 RESULTS, PLOT = "tune.json", "tune.png"
 ALGORITHMS = ("pt", "1wgt", "2wgt")
@@ -87,7 +88,7 @@ def tune(
     by: str | None = None,
     prune: str = "median",
     resume: bool = False,
-    **settings: Any,
+    **settings: Unpack[Keys],
 ) -> Tuned:
     """Search for good settings of a problem, with Optuna: `pip install 'mixfl[tune]'`.
 
