@@ -14,11 +14,11 @@ BIN := .venv/bin
 		--constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-# What the tests need beyond that: Flower, PyTorch, Hugging Face's models, ONNX, which are large.
+# What the tests need beyond that: Flower, PyTorch, Hugging Face's models, ONNX, Ray, which are large.
 .venv/complete: .venv/ready
-	@echo "Installing Flower, PyTorch, transformers and ONNX for the tests (minutes, once)"
+	@echo "Installing Flower, PyTorch, transformers, ONNX and Ray for the tests (minutes, once)"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-		--constraint constraints.txt --editable '.[dev,flower,huggingface,wandb,onnx]'
+		--constraint constraints.txt --editable '.[dev,flower,huggingface,wandb,onnx,ray,slurm]'
 	touch $@
 
 .venv/docs: .venv/complete

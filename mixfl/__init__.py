@@ -26,6 +26,7 @@ _WHERE = {
     "Diverged": "mixfl.errors",
     "Interrupted": "mixfl.errors",
     "train": "mixfl.runs.training",
+    "tune": "mixfl.studies.tune",
     "Event": "mixfl.runs.callbacks",
     "Result": "mixfl.runs.result",
     "load": "mixfl.runs.reading",
@@ -82,6 +83,7 @@ if TYPE_CHECKING:
     from mixfl.runs.result import Result
     from mixfl.runs.training import train
     from mixfl.settings import Settings
+    from mixfl.studies.tune import tune
 
 
 def __getattr__(name: str):

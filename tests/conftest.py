@@ -72,6 +72,7 @@ FUNCTIONS = {
         "test_every_command_of_the_readme_takes_the_saved_file",
         "test_kinds_of_models_train_alike", "test_memory_stays_flat",
         "test_mixed_learns_what_federated_alone_can_not", "test_plot_command",
+        "test_a_ray_cluster_loses_a_node", "test_a_job_of_submitit_is_killed",
         "test_script_is_repeated_to_the_same_bits",
     },
     "numbers": {

@@ -1,8 +1,8 @@
 """The command line, which only parses. Commands import what needs JAX when they run.
 
-The commands are in training, watch, results, models, problems, data, privacy, flower, paper, doctor
-and completion. They share options, groups (help), terminal (printing) and process (starting JAX,
-ending the process).
+The commands are in training, tuning, watch, results, models, problems, data, privacy, flower,
+paper, doctor and completion. They share options, groups (help), terminal (printing) and process
+(starting JAX, ending the process).
 """
 
 import os
@@ -23,6 +23,7 @@ from mixfl.cli import (
     problems,
     results,
     training,
+    tuning,
     watch,
 )
 from mixfl.cli.groups import Grouped, add_examples, near_choice
@@ -46,7 +47,7 @@ def cli():
 
 
 for command in (
-    training.run, training.compare, training.sweep,
+    training.run, training.compare, training.sweep, tuning.tune,
     paper.reproduce, paper.costs, paper.bounds, paper.dissimilarity,
     problems.check, problems.keys, problems.diagnose,
     watch.watch, results.report, results.plot, results.rewind, results.recommend, results.sample,

@@ -5,7 +5,7 @@ import difflib
 import click
 
 SECTIONS = {
-    "Train": ("run", "compare", "sweep"),
+    "Train": ("run", "compare", "sweep", "tune"),
     "Look at runs": ("watch", "report", "plot", "rewind"),
     "Use a trained model": ("predict", "export", "card", "recommend", "sample"),
     "Your own problem and data": ("check", "diagnose", "keys", "data", "privacy"),
@@ -19,7 +19,10 @@ EXAMPLES = {
             "run smile --algorithm 2wgt --resume",
             "run smile --algorithm 2wgt --dp epsilon=4 --dp delta=1e-6"),
     "compare": ("compare smile --algorithms fedavg,pt,2wgt --trials 5",),
-    "sweep": ("sweep smile --algorithm 2wgt --over client_lr=0.01,0.03,0.1 --trials 3",),
+    "sweep": ("sweep smile --algorithm 2wgt --over client_lr=0.01,0.03,0.1 --trials 3",
+              "sweep smile --algorithm pt --over client_lr=0.01,0.1 --on ray --out /shared/sweep"),
+    "tune": ("tune smile --algorithms pt,2wgt --over client_lr=1e-3:1:log --trials 30",
+             "tune mine.py:problem --over client_lr=0.01:1:log --over local_steps=1,2,4"),
     "watch": ("watch runs", "watch runs --port 8000 --open"),
     "report": ("report runs/compare-smile", "report runs --out all.md"),
     "plot": ("plot runs/compare-smile --out figure.pdf --metric eval/auc",),

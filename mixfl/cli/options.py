@@ -38,12 +38,19 @@ TRAINING = [
 ]  # fmt: skip
 SEVERAL_RUNS = TRAINING[:-1]
 JOBS = click.option("--jobs", type=click.IntRange(min=1), metavar="N",
-                    help="Runs at a time; default: the number of cores.")  # fmt: skip
+                    help="Runs at a time; default: the number of cores (Slurm: 4).")  # fmt: skip
 
 HUNG = click.option("--hung", type=click.FloatRange(min=0), default=1800, show_default=True,
                     metavar="SECONDS",
                     help="Retry a run once after this long without progress; 0: never."
                     )  # fmt: skip
+ON = click.option("--on", metavar="local|ray|slurm", default="local", show_default=True,
+                  help="Who makes the runs: processes here, or jobs on a cluster (docs/scaling.md)."
+                  )  # fmt: skip
+ON_OPTION = click.option("--on-option", "on_options", multiple=True, metavar="KEY=VALUE",
+                         help="For --on ray or slurm, e.g. cpus=2, partition=long, time=8:00:00."
+                         )  # fmt: skip
+WORKERS = (JOBS, HUNG, ON, ON_OPTION)
 
 
 DP = click.option("--dp", multiple=True, metavar="KEY=VALUE",
@@ -52,6 +59,14 @@ DP = click.option("--dp", multiple=True, metavar="KEY=VALUE",
 DP_SEED = click.option("--dp-seed", type=click.IntRange(min=0), metavar="N",
                        help="For tests only: noise from a seed, which is not private."
                        )  # fmt: skip
+
+
+def crew(on, on_options, jobs, hung):
+    """The workers that --on, --on-option, --jobs and --hung ask for."""
+    from mixfl.runs.user_input import parse_assignments
+    from mixfl.studies.engines import crew as made
+
+    return made(on, parse_assignments(on_options, "--on-option", "cpus=2"), jobs, hung)
 
 
 def private(dp, dp_seed) -> dict:

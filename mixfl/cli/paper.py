@@ -5,13 +5,13 @@ from pathlib import Path
 import click
 
 from mixfl.cli.options import (
-    HUNG,
-    JOBS,
     JSON,
     OWN,
     PROBLEM,
+    WORKERS,
     begin,
     check_folder,
+    crew,
     names,
     options,
 )
@@ -42,9 +42,8 @@ from mixfl.cli.terminal import command_line, print_table
 )
 @click.option("--resume", is_flag=True, help="Continue, which it does anyway.")
 @click.option("--list", "listing", is_flag=True, help="List tables and figures, with times.")
-@JOBS
-@HUNG
-def reproduce(ids, scale, data, out, listing, resume, jobs, hung):  # fmt: skip
+@options(*WORKERS, shared=())
+def reproduce(ids, scale, data, out, listing, resume, jobs, hung, on, on_options):  # fmt: skip
     """Reproduce the paper's tables and figures, by their labels (default: all), and its claims.
 
     If stopped, the same command continues where it left off, with or without --resume.
@@ -55,9 +54,9 @@ def reproduce(ids, scale, data, out, listing, resume, jobs, hung):  # fmt: skip
     from mixfl.studies import reproduce as paper
     from mixfl.studies import study
     from mixfl.studies.progress import board
-    from mixfl.studies.trials import Crew, check_failed
+    from mixfl.studies.trials import check_failed
 
-    jobs = jobs or cores()
+    asked, jobs = jobs, jobs or cores()
     wanted = paper.chosen(ids, scale, data)
     if listing:
         header = ["ID", "what", "study", f"time, {jobs} at a time"]
@@ -68,9 +67,10 @@ def reproduce(ids, scale, data, out, listing, resume, jobs, hung):  # fmt: skip
     out = out or Path("runs") / f"reproduce-{scale}"
     paper.remember(out, ids, scale, data)
     time = study.words(study.estimate(wanted, jobs, paper.over(wanted, out)))
-    click.echo(f"Time left: about {time} on cores like ours, {jobs} runs at a time.")
-    with Crew(jobs, hung) as crew:
-        ended = paper.reproduce(wanted, out, crew, board())
+    if on == "local":
+        click.echo(f"Time left: about {time} on cores like ours, {jobs} runs at a time.")
+    with crew(on, on_options, asked, hung) as workers:
+        ended = paper.reproduce(wanted, out, workers, board())
     check_failed(list(ended.values()))  # no report if a run failed
     click.echo("Counting costs, drawing figures and writing the report")
     document = paper.document(wanted, ended, out, command_line())

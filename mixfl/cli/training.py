@@ -9,12 +9,12 @@ from mixfl.cli.options import (
     ALL,
     DP,
     DP_SEED,
-    HUNG,
-    JOBS,
     OWN,
     SEVERAL_RUNS,
+    WORKERS,
     by_hand,
     check_names,
+    crew,
     names,
     options,
     private,
@@ -95,20 +95,23 @@ def reported(out: Path) -> Path:
                  metavar="A,B,...", help=f"Algorithms to compare: ids, {OWN}."),
     click.option("--trials", type=click.IntRange(min=1), default=1, show_default=True,
                  metavar="N", help="Trials of each, with consecutive seeds."),
-    JOBS, HUNG,
+    *WORKERS,
 )  # fmt: skip
 def compare(
-    task, algorithms, trials, jobs, hung, preset, rounds, seed, out, data, assignments, resume,
-    track, distributed,
+    task, algorithms, trials, jobs, hung, on, on_options, preset, rounds, seed, out, data,
+    assignments, resume, track, distributed,
 ):  # fmt: skip
     """Train TASK with several algorithms, with the same seeds and cohorts."""
     given = by_hand(rounds, seed, assignments)
     ids = names(algorithms)
     check_names(task, ids, track)
-    from mixfl.studies.trials import Crew, check_failed
+    from mixfl.studies.trials import check_failed
 
-    alone = distributed or (jobs or cores()) == 1 or len(ids) * trials == 1
-    with contextlib.nullcontext() if alone else Crew(jobs or cores(), hung) as crew:
+    if distributed and on != "local":
+        raise MixflError(f"--distributed is one run in several processes: leave out --on {on}.")
+    one = distributed or (jobs or cores()) == 1 or len(ids) * trials == 1
+    alone = one and on == "local" and not on_options
+    with contextlib.nullcontext() if alone else crew(on, on_options, jobs, hung) as workers:
         start_jax(given, distributed)
         from mixfl.engine import processes
         from mixfl.runs.plan import plan
@@ -123,14 +126,14 @@ def compare(
             plans = [plan(task, a, preset=preset, data=data, **more) for a in ids]
             comparison.check_ids(plans)
         out = out or Path("runs") / f"compare-{plans[0].problem.name}"
-        if crew is None:
+        if workers is None:
             outcomes = comparison.compare(
                 plans, out, trials, resume, reporter(processes.first()), track
             )
         else:
             comparison.check(plans)
             several = comparison.planned_trials(plans, trials, given, track=track)
-            ended = crew.make(several, out, board(), resume)
+            ended = workers.make(several, out, board(), resume)
             outcomes = comparison.outcomes(ended)
     if not processes.first():
         return
@@ -160,11 +163,11 @@ def compare(
                  metavar="N", help="Trials of each setting, with consecutive seeds."),
     click.option("--by", metavar="METRIC",
                  help="Choose by this metric on validation data (auc, accuracy, recall@10, loss)."),
-    JOBS, HUNG, shared=SEVERAL_RUNS,
+    *WORKERS, shared=SEVERAL_RUNS,
 )  # fmt: skip
 def sweep(
-    task, algorithms, over, trials, by, jobs, hung, preset, rounds, seed, out, data, assignments,
-    resume, track,
+    task, algorithms, over, trials, by, jobs, hung, on, on_options, preset, rounds, seed, out, data,
+    assignments, resume, track,
 ):  # fmt: skip
     """Try several settings of TASK: choose on validation data, report on test data."""
     from mixfl.runs.user_input import parse_over
@@ -174,9 +177,9 @@ def sweep(
     if twice:
         raise MixflError(f"{twice[0]} is given by both --over and --set: leave one out.")
     check_names(task, ids, track)
-    from mixfl.studies.trials import Crew, check_failed
+    from mixfl.studies.trials import check_failed
 
-    with Crew(jobs or cores(), hung) as crew:
+    with crew(on, on_options, jobs, hung) as workers:
         start_jax(given)
         from mixfl.runs.plan import plan
         from mixfl.studies import compare as comparison
@@ -199,7 +202,7 @@ def sweep(
             plans[0].task, {p.recipe.name: p.recipe.id for p in plans}, over, trials,
             plans[0].settings.seed, given, preset=preset, data=plans[0].data, track=track,
         )  # fmt: skip
-        ended = crew.make(several, out, board(), resume)
+        ended = workers.make(several, out, board(), resume)
     results = sweeping.settings(ended, over)
     choice = sweeping.choose(results, by)
     sweeping.save(results, choice, out)

@@ -12,8 +12,8 @@ def group_sizes(clients: Iterable[tuple[str, int]], size: int, examples: int = 1
     """The number of clients, given as (site, examples), in each composite client.
 
     A group is complete when it has `size` clients and at least `examples` examples, and it never
-    spans two sites. Clients left over at the end of a site join its last group if they are fewer
-    than half of `size` or have too few examples.
+    spans two sites. Clients left over at the end of a site join its last group, as in the paper:
+    8,408 clients of CelebA in groups of 3 are 2,802.
     """
     groups: list[int] = []
     for _, members in itertools.groupby(clients, key=lambda client: client[0]):
@@ -23,7 +23,7 @@ def group_sizes(clients: Iterable[tuple[str, int]], size: int, examples: int = 1
             if n >= size and total >= examples:
                 groups.append(n)
                 n = total = 0
-        if n and (len(groups) == before or (2 * n >= size and total >= examples)):
+        if n and len(groups) == before:
             groups.append(n)
         elif n:
             groups[-1] += n

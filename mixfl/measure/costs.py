@@ -1,8 +1,10 @@
 """`mixfl costs`: what a client computes and sends in a round, by the paper's formulas
 (`tab.nmp-results`, `tab.nmp-saving-analysis`) and as counted.
 
-It counts the bytes of the arrays that would be sent, averaged over the clients of some rounds, and
-the operations of one local step as the compiler counts them (a multiply and an add are two).
+It counts the bytes of the arrays that would be sent, averaged over the clients of some rounds, the
+operations of one local step as the compiler counts them (a multiply and an add are two), and the
+memory of a client as the compiler lays it out: what it was sent, its batches, what it sends, and
+what its steps hold at a time.
 """
 
 import dataclasses
@@ -25,6 +27,7 @@ from mixfl.settings import Settings
 from mixfl.tasks import movie
 
 ROUNDS = 10  # whose clients are counted
+MEMORY_STEPS = 2  # a second step also holds the model before it; further ones hold no more
 KIB = 1024
 
 
@@ -60,6 +63,7 @@ class Counted(NamedTuple):
     regularizer_flop: dict[str, float]  # its value and gradient, once
     regularizer_steps: int  # how often in a round, at a client or at the server
     rows: float | None  # table rows in a client's data of a round
+    memory: float  # bytes of a client at work
 
 
 class Costs(NamedTuple):
@@ -113,6 +117,7 @@ def count(planned: Planned) -> Counted:
         {form: regularizer_flop(p) for form, p in forms.items()},
         {"baseline": s.local_steps, "1wgt": 1}.get(planned.recipe.id, s.J),
         None if not held else float(np.mean(list(held.values()))),
+        client_memory(planned, held),
     )
 
 
@@ -145,17 +150,34 @@ def pairs(params, strength):
 
 def step_flop(planned: Planned, problem: Problem, held: Mapping[str, float]) -> float:
     """The operations of one local step with a full batch, at a client of the first population."""
-    s: Settings = dataclasses.replace(planned.settings, local_steps=1)
+    return flop(compiled_client(planned, problem, held, 1))
+
+
+def client_memory(planned: Planned, held: Mapping[str, float]) -> float:
+    """In bytes, with full batches."""
+    steps = min(planned.settings.local_steps, MEMORY_STEPS)
+    sizes = compiled_client(planned, planned.problem, held, steps).memory_analysis()
+    if sizes is None:
+        return float("nan")
+    used = sizes.argument_size_in_bytes + sizes.output_size_in_bytes + sizes.temp_size_in_bytes
+    return float(used - sizes.alias_size_in_bytes)
+
+
+def compiled_client(
+    planned: Planned, problem: Problem, held: Mapping[str, float], steps: int
+) -> Any:  # fmt: skip
+    """A client of the first population, with full batches."""
+    s: Settings = dataclasses.replace(planned.settings, local_steps=steps)
     algorithm = planned.recipe.build(problem, s)
     term = problem.populations[0]
     x = jax.eval_shape(problem.init, jax.random.key(0))
-    data = batch_shapes(term, 1, s.client_batch)
-    mask = jax.ShapeDtypeStruct((1, s.client_batch), np.float32)
+    data = batch_shapes(term, steps, s.client_batch)
+    mask = jax.ShapeDtypeStruct((steps, s.client_batch), np.float32)
     message = Broadcast(x, x if planned.recipe.id in ("1wgt", "2wgt") else None)
     if held:
         ids = {n: jax.ShapeDtypeStruct((round(k),), np.int32) for n, k in held.items()}
         message = jax.eval_shape(restrict, message, ids)
-    return compiled_flop(
+    return compiled(
         lambda m, f: algorithm.client(term, m, f), message, ClientFeed(Batches(data, mask))
     )
 
@@ -164,15 +186,18 @@ def regularizer_flop(problem: Problem) -> float:
     x = jax.eval_shape(problem.init, jax.random.key(0))
     none = Drawn(None, jax.ShapeDtypeStruct((1,), np.float32))
     return sum(
-        compiled_flop(lambda x, term=term: gradient(term, x, none), x)
+        flop(compiled(lambda x, term=term: gradient(term, x, none), x))
         for term in problem.central
         if term.examples is None
     )
 
 
-def compiled_flop(function, *shapes) -> float:
-    analysis = jax.jit(function).lower(*shapes).compile().cost_analysis()
-    return float((analysis or {}).get("flops", float("nan")))
+def compiled(function, *shapes) -> Any:
+    return jax.jit(function).lower(*shapes).compile()
+
+
+def flop(program: Any) -> float:
+    return float((program.cost_analysis() or {}).get("flops", float("nan")))
 
 
 NAMES = {"baseline": "Baseline", "pt": "PT", "1wgt": "1-w GT", "2wgt": "2-w GT"}
@@ -181,15 +206,23 @@ NAMES = {"baseline": "Baseline", "pt": "PT", "1wgt": "1-w GT", "2wgt": "2-w GT"}
 def tables(costs: Costs) -> list[tuple[str, list[str], list[list[str]]]]:
     """Title, header and cells of each table to print."""
     if costs.paper is None:
-        header = ["algorithm", "Mflop a step", "KB down", "KB up"]
+        header = ["algorithm", "Mflop a step", "KB down", "KB up", "KB of memory"]
         cells = [
-            [NAMES.get(a, a), f"{c.step_flop['gram'] / 1e6:.4g}", _kb(c.down), _kb(c.up)]
+            [
+                NAMES.get(a, a),
+                f"{c.step_flop['gram'] / 1e6:.4g}",
+                _kb(c.down),
+                _kb(c.up),
+                _kb(c.memory),
+            ]
             for a, c in costs.counted.items()
         ]
         return [("per client: counted", header, cells)]
     p = costs.paper
-    step, sent, regular = [], [], []
+    step, sent, regular, memory = [], [], [], []
     for a, c in costs.counted.items():
+        share = c.memory / costs.counted["baseline"].memory if "baseline" in costs.counted else None
+        memory.append([NAMES[a], _kb(c.memory), f"{share:.1%}" if share is not None else "-"])
         flop, data = p.step_flop(a), p.bytes(a)
         by_pairs, by_gram = c.step_flop["pairs"], c.step_flop["gram"]
         step.append([
@@ -216,6 +249,7 @@ def tables(costs: Costs) -> list[tuple[str, list[str], list[list[str]]]]:
         ("Table 12: the regularizer in a round, Mflop, and communication by formula",
          ["", "at the", "formula", "paper", "counted, N^2 d", "counted, Gram", "communication"],
          regular),
+        ("memory of a client, KB, counted", ["", "memory", "of the baseline's"], memory),
     ]  # fmt: skip
 
 
@@ -253,6 +287,8 @@ def notes(costs: Costs) -> list[str]:
         "The paper counts a multiply and an add as one, half of the pairs and no product in the "
         "spreadout's backward pass; the compiler counts what is computed.",
         "PT and 2-way take several steps with it at the server; the paper's Table 12 counts one.",
+        "Memory: what a client was sent, batches of two steps, what it sends, and what its steps "
+        "hold at a time, as the compiler lays it out.",
         "Counted bytes have the rows that clients' batches name (contexts included), their ids, "
         "the dense layer, p_i and K_i.",
     ]

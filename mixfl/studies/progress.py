@@ -11,12 +11,21 @@ from mixfl.runs.wording import clock, summary
 class Board:
     """This one prints nothing; it knows the time left."""
 
-    def begin(self, left: list, total: int, jobs: int) -> None:
-        """`left`: the trials to make, out of `total`."""
+    def begin(self, left: list, total: int, jobs: int, unknown: int = 0) -> None:
+        """`left`: the trials to make, out of `total`. `unknown`: how many more will follow."""
         self.left = {t.folder: t for t in left}
-        self.total, self.jobs = total, jobs
+        self.total, self.jobs, self.unknown = total, jobs, unknown
         self.began: dict[str, float] = {}
         self.took: dict[tuple, list[float]] = defaultdict(list)
+
+    def known(self, trial: Any) -> None:
+        """One of the unknown."""
+        self.left[trial.folder] = trial
+        self.unknown -= 1
+
+    @property
+    def to_make(self) -> int:
+        return len(self.left) + self.unknown
 
     def running(self, worker: int, trial: Any, round: int) -> None:
         self.began.setdefault(trial.folder, time.perf_counter())
@@ -36,16 +45,16 @@ class Board:
         if not every:
             return None
         mean = sum(every) / len(every)
-        now, work = time.perf_counter(), 0.0
-        for trial in self.left.values():
+        now, work = time.perf_counter(), self.unknown * mean
+        for trial in list(self.left.values()):  # threads change it
             times = self.took.get(kind(trial))
             expected = sum(times) / len(times) if times else mean
             work += max(expected - (now - self.began.get(trial.folder, now)), 0)
-        return work / min(self.jobs, max(len(self.left), 1))
+        return work / min(self.jobs, max(self.to_make, 1))
 
     def progress(self) -> str:
         left = self.seconds_left()
-        over = self.total - len(self.left)
+        over = self.total - self.to_make
         return f"{over}/{self.total} runs" + ("" if left is None else f", left {clock(left)}")
 
 
@@ -65,10 +74,10 @@ def ending(done: Any) -> str:
 class Lines(Board):
     """A line for each run that ends."""
 
-    def begin(self, left, total, jobs):
-        super().begin(left, total, jobs)
-        kept = f"{total - len(left)} are done already, " if len(left) < total else ""
-        print(f"{total} runs: {kept}{len(left)} to make, {jobs} at a time", flush=True)
+    def begin(self, left, total, jobs, unknown=0):
+        super().begin(left, total, jobs, unknown)
+        kept = f"{total - self.to_make} are done already, " if self.to_make < total else ""
+        print(f"{total} runs: {kept}{self.to_make} to make, {jobs} at a time", flush=True)
 
     def over(self, done):
         super().over(done)
@@ -81,16 +90,16 @@ class Lines(Board):
 class Bars(Board):
     """On a terminal: a bar for all runs, and one for each that is being made."""
 
-    def begin(self, left, total, jobs):
+    def begin(self, left, total, jobs, unknown=0):
         from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn
 
-        super().begin(left, total, jobs)
+        super().begin(left, total, jobs, unknown)
         self.console = Console()
         columns = TextColumn("{task.description}"), BarColumn(24), TextColumn("{task.fields[said]}")
         self.bars = Progress(*columns, console=self.console)
         self.whole = self.bars.add_task("[bold]all runs", total=total, said=self.progress())
-        self.bars.update(self.whole, completed=total - len(left))
+        self.bars.update(self.whole, completed=total - self.to_make)
         self.workers: dict[int, Any] = {}
         self.bars.start()
 
@@ -108,7 +117,7 @@ class Bars(Board):
     def over(self, done):
         super().over(done)
         self.note(f"{done.trial.label}: {ending(done)}", style=None)
-        self.bars.update(self.whole, completed=self.total - len(self.left), said=self.progress())
+        self.bars.update(self.whole, completed=self.total - self.to_make, said=self.progress())
 
     def note(self, message, style="yellow"):
         self.console.print(message, style=style, highlight=False, markup=False)

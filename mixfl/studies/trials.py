@@ -4,10 +4,11 @@ The run folders are the results. A run that has finished or diverged is never ma
 another release of mixfl made it; one that was interrupted goes on from its checkpoint. A run folder
 is locked while it is written, so several commands may work on the same results.
 
-Every core has its own process (worker.py), which makes one run after the other. If that process
-dies or makes no progress, its run is tried once more, alone, after all others. If that fails too,
-the run is recorded as failed. `benchmarks/trials.py` compares this with using all cores for one run
-and with compiling several runs into one program.
+Every core has its own process (worker.py), which makes one run after the other; with `--on`, jobs
+on other machines do (remote.py). If a process dies or makes no progress, its run is tried once
+more, alone, after all others. If that fails too, the run is recorded as failed. If a machine is
+lost, another one goes on with its run. `benchmarks/trials.py` compares a process per core with
+using all cores for one run and with compiling several runs into one program.
 """
 
 import collections
@@ -20,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from mixfl.errors import Interrupted, MixflError
 from mixfl.runs.best import remove_checkpoints
@@ -30,8 +31,12 @@ from mixfl.settings import KEYS
 from mixfl.studies.progress import Board
 from mixfl.studies.worker_process import HUNG_SECONDS, Worker
 
+if TYPE_CHECKING:
+    from mixfl.studies.remote import Cluster, Remote
+
 OVER = ("finished", "diverged")  # nothing is left to do
 BUSY_SECONDS = 1.0  # until a run that another command is making is looked at again
+LOSSES = 3  # of a run's machine, after which the run is to blame
 
 
 @dataclass(frozen=True)
@@ -114,6 +119,20 @@ def check_failed(ended: Sequence[Done]) -> None:
         )
 
 
+class Source(Protocol):
+    """Trials that are thought of one by one, and judged while they run."""
+
+    count: int  # to come
+
+    def more(self) -> Trial | None:
+        """The next one; None if there are enough."""
+
+    def judge(self, trial: Trial, row: dict[str, Any]) -> str:
+        """After an evaluation: why the run is to stop now; "" if it is not."""
+
+    def over(self, done: Done) -> None: ...
+
+
 def make(
     trials: Sequence[Trial], out: Path, jobs: int, board: Board, resume: bool = True,
     hung: float = HUNG_SECONDS,
@@ -125,39 +144,58 @@ def make(
 
 class Crew:
     """The processes, and a thread for each. They import JAX at once, while the trials are still
-    being checked. One that makes no progress for `hung` seconds is ended; 0: none is."""
+    being checked. One that makes no progress for `hung` seconds is ended; 0: none is. With a
+    `cluster`, the jobs that it starts on other machines."""
 
-    def __init__(self, jobs: int, hung: float = HUNG_SECONDS):
+    workers: "Sequence[Worker | Remote]"
+
+    def __init__(
+        self, jobs: int, hung: float = HUNG_SECONDS, cluster: "Cluster | None" = None
+    ):  # fmt: skip
+        self.cluster = cluster
+        if cluster is not None:
+            self.workers = cluster.workers
+            return
         cores = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
         # One core for each if there are as many; otherwise they share all cores.
         pinned = jobs == len(cores) and jobs > 1
-        self.workers = [Worker(cores[i] if pinned else None, jobs > 1, hung) for i in range(jobs)]
+        devices = 1 if jobs > 1 else None
+        self.workers = [Worker(cores[i] if pinned else None, devices, hung) for i in range(jobs)]
 
     def __enter__(self) -> "Crew":
         return self
 
     def __exit__(self, *error) -> None:
+        if self.cluster is not None:
+            self.cluster.close()
+            return
         for worker in self.workers:
             worker.close()
 
     def make(
-        self, trials: Sequence[Trial], out: Path, board: Board, resume: bool = True
-    ) -> list[Done]:
+        self, trials: Sequence[Trial], out: Path, board: Board, resume: bool = True,
+        source: Source | None = None,
+    ) -> list[Done]:  # fmt: skip
+        """Also those of the `source`, which is told how each ended; they are not returned."""
         begun = next((t for t in trials if (out / t.folder / "config.toml").exists()), None)
         if begun is not None and not resume:
             raise MixflError(
                 f"{out / begun.folder} holds a run already: --resume to go on, or choose another "
                 "--out."
             )
-        self.out, self.board = out, board
+        self.out, self.board, self.source = out, board, source
         self.ended = {t.folder: done(t, out) for t in trials}
         self.left = collections.deque(t for t in trials if self.ended[t.folder] is None)
         self.again: collections.deque[Trial] = collections.deque()  # alone, at the end
+        self.losses: collections.Counter[str] = collections.Counter()  # of machines, by folder
         self.noted: set[str] = set()  # messages that are the same for all trials
         self.lock = threading.Lock()
         self.error: Exception | None = None
-        self.stopping = self.last_time = False
-        board.begin(list(self.left), len(trials), min(len(self.workers), max(len(self.left), 1)))
+        self.stopping = self.last_time = self.enough = False
+        more = source.count if source is not None else 0
+        self.all = len(trials) + more
+        self.threads = min(len(self.workers), max(len(self.left) + more, 1))
+        board.begin(list(self.left), self.all, self.threads, more)
         try:
             self._work()
         finally:
@@ -167,7 +205,7 @@ class Crew:
     def _work(self) -> None:
         threads = [
             threading.Thread(target=self._guarded, args=(i, w), daemon=True)
-            for i, w in enumerate(self.workers[: len(self.left)])
+            for i, w in enumerate(self.workers[: self.threads])
         ]
         with self._interrupts():
             finish(threads)
@@ -177,7 +215,7 @@ class Crew:
             raise self.error
         if self.stopping:
             raise Interrupted(
-                f"stopped; {sum(d is not None for d in self.ended.values())} of {len(self.ended)} "
+                f"stopped; {sum(d is not None for d in self.ended.values())} of {self.all} "
                 f"runs are over, the others are saved in {self.out}. The same command with "
                 "--resume goes on."
             )
@@ -186,6 +224,7 @@ class Crew:
         """One process tries the failed runs again, with all the memory for itself."""
         for worker in self.workers[1:]:
             worker.close()
+        self.enough = True
         self.left, self.again = self.again, collections.deque()
         self.last_time = True
         finish([threading.Thread(target=self._guarded, args=(0, self.workers[0]), daemon=True)])
@@ -200,7 +239,7 @@ class Crew:
         def handler(number, frame):
             if self.stopping:
                 for worker in self.workers:
-                    worker.process.kill()
+                    worker.kill()
                 raise KeyboardInterrupt
             self.stopping = True
             self.board.note("stopping: runs under way are saved; Ctrl-C again stops at once")
@@ -214,7 +253,7 @@ class Crew:
             for number, old in before.items():
                 signal.signal(number, old)
 
-    def _guarded(self, index: int, worker: "Worker") -> None:
+    def _guarded(self, index: int, worker: "Worker | Remote") -> None:
         try:
             self._loop(index, worker)
         except Exception as error:  # raised by `_work`
@@ -223,24 +262,25 @@ class Crew:
             for other in self.workers:
                 other.interrupt()
 
-    def _loop(self, index: int, worker: "Worker") -> None:
-        while not self.stopping:
+    def _loop(self, index: int, worker: "Worker | Remote") -> None:
+        while worker.ready(self.out, self._wanted):
             with self.lock:
-                if not self.left:
-                    return
-                trial = self.left.popleft()
+                trial = self._next()
+            if trial is None:
+                continue
             ended = done(trial, self.out)  # another command may have made it meanwhile
             if ended is None:
-                tell = partial(self.board.running, index, trial)
-                tell(0)
-                answer = worker.run(trial, self.out, tell, partial(self._note, trial))
+                answer = self._answer(index, worker, trial)
                 if answer.get("busy"):
                     time.sleep(BUSY_SECONDS)
                     with self.lock:
                         self.left.append(trial)
                     continue
-                if self.stopping and {"error", "died"} & answer.keys():  # interrupted, and saved
+                if self.stopping and {"error", "died", "lost"} & answer.keys():  # it is saved
                     return
+                if "lost" in answer:
+                    self._lost(trial, answer["lost"])
+                    continue
                 if "died" in answer:
                     worker.replace()
                     self._died(trial, answer["died"])
@@ -255,6 +295,39 @@ class Crew:
                     raise MixflError(f"{self.out / trial.folder} is not what {trial.label} wrote.")
                 remove_checkpoints(ended.folder)
             self._over(ended)
+        if self.cluster is not None:
+            worker.close()
+
+    def _wanted(self) -> bool:
+        more = self.source is not None and not self.enough
+        return not self.stopping and (bool(self.left) or more)
+
+    def _next(self) -> Trial | None:
+        if self.left:
+            return self.left.popleft()
+        trial = self.source.more() if self.source is not None and not self.enough else None
+        self.enough = trial is None
+        if trial is not None:
+            self.ended.setdefault(trial.folder, None)
+            self.board.known(trial)
+        return trial
+
+    def _answer(self, index: int, worker: "Worker | Remote", trial: Trial) -> dict[str, Any]:
+        tell = partial(self.board.running, index, trial)
+        tell(0)
+        judge = partial(self.source.judge, trial) if self.source is not None else None
+        return worker.run(trial, self.out, tell, partial(self._note, trial), judge)
+
+    def _lost(self, trial: Trial, reason: str) -> None:
+        with self.lock:
+            self.losses[trial.folder] += 1
+            often = self.losses[trial.folder]
+            if often < LOSSES:
+                self.left.appendleft(trial)
+        if often < LOSSES:
+            self.board.note(f"{trial.label}: {reason}; another worker goes on with it")
+        else:
+            self._died(trial, f"{reason}, {often} times")
 
     def _note(self, trial: Trial, message: str, once: bool) -> None:
         with self.lock:
@@ -281,6 +354,8 @@ class Crew:
     def _over(self, ended: Done) -> None:
         with self.lock:
             self.ended[ended.trial.folder] = ended
+            if self.source is not None:
+                self.source.over(ended)
             self.board.over(ended)
 
 

@@ -3,7 +3,8 @@
     python -m mixfl.studies.worker PARENT [CORE]
 
 It reads each run to make as a line of JSON from stdin, and writes lines of JSON to stdout: rounds
-done, notes, and how the run ended. It ends when its input or its parent does.
+done, notes, and how the run ended. If the run is `judged`, each evaluation is written too, and the
+run goes on when the answer has come. It ends when its input or its parent does.
 """
 
 import json
@@ -76,6 +77,12 @@ def make(given: dict, problems: dict, answer) -> dict:
         def note(self, message):
             answer(note=message)
 
+    def judged(event):
+        answer(row=event.metrics)
+        reason = json.loads(sys.stdin.readline())["stop"]
+        if reason:
+            event.stop(reason)
+
     if len(problems) > 1:  # their data is in memory
         problems.pop(next(iter(problems)))
     try:
@@ -84,7 +91,10 @@ def make(given: dict, problems: dict, answer) -> dict:
             given=given["keys"], problems=problems,
         )  # fmt: skip
         folder = Path(given["out"]) / given["folder"]
-        run(planned, folder, True, Telling(), given["label"], given["track"])
+        run(
+            planned, folder, True, Telling(), given["label"], given["track"],
+            callbacks=[judged] if given["judged"] else [],
+        )  # fmt: skip
     except Diverged as error:
         return {"diverged": error.round}
     except Interrupted as error:

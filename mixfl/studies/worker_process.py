@@ -18,16 +18,17 @@ HUNG_SECONDS = 1800.0  # without any progress
 
 
 class Worker:
-    """Requests and answers are lines of JSON."""
+    """Requests and answers are lines of JSON. `devices` of each run; None: as many as it likes."""
 
-    def __init__(self, core: int | None, one_device: bool, hung: float = HUNG_SECONDS):
-        self.one_device, self.hung = one_device, hung
+    def __init__(self, core: int | None, devices: int | None, hung: float = HUNG_SECONDS):
+        self.devices, self.hung = devices, hung
         self.command = [sys.executable, "-m", "mixfl.studies.worker", str(os.getpid())]
         if core is not None:
             self.command.append(str(core))
         self._start()
 
     def _start(self) -> None:
+        self.closed = False
         self.log = tempfile.TemporaryFile()  # noqa: SIM115 (as long as the process)
         self.process = subprocess.Popen(
             self.command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True,
@@ -40,16 +41,21 @@ class Worker:
         self.close()
         self._start()
 
+    def ready(self, out: Path, wanted: Callable[[], bool]) -> bool:
+        """Whether it is wanted. If it was closed, it starts again."""
+        if wanted() and self.closed:
+            self._start()
+        return wanted()
+
     def run(
-        self, trial: Any, out: Path, tell: Callable[[int], None], note: Callable[[str, bool], None]
-    ) -> dict[str, Any]:
+        self, trial: Any, out: Path, tell: Callable[[int], None],
+        note: Callable[[str, bool], None], judge: Callable[[dict], str] | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
         """How it ended. `died` says why, if the process ended first. `note` takes a message, and
-        whether it is the same for all trials."""
-        keys = {**trial.keys, **({"devices": 1} if self.one_device else {})}
-        with contextlib.suppress(BrokenPipeError):
-            request = json.dumps({**asdict(trial), "out": str(out), "keys": keys}) + "\n"
-            self.process.stdin.write(request)  # type: ignore[union-attr]
-            self.process.stdin.flush()  # type: ignore[union-attr]
+        whether it is the same for all trials. `judge` is asked after each evaluation why the run is
+        to stop now; "" if it is not."""
+        keys = {**trial.keys, **({"devices": self.devices} if self.devices else {})}
+        self._send({**asdict(trial), "out": str(out), "keys": keys, "judged": judge is not None})
         while True:
             try:
                 line = self.answers.get(timeout=self.hung or None)
@@ -62,8 +68,16 @@ class Worker:
                 tell(answer["round"])
             elif "note" in answer:
                 note(answer["note"], answer.get("once", False))
+            elif "row" in answer:
+                assert judge is not None
+                self._send({"stop": judge(answer["row"])})
             else:
                 return answer
+
+    def _send(self, message: dict[str, Any]) -> None:
+        with contextlib.suppress(BrokenPipeError):  # `run` finds out why
+            self.process.stdin.write(json.dumps(message) + "\n")  # type: ignore[union-attr]
+            self.process.stdin.flush()  # type: ignore[union-attr]
 
     def _died(self, code: int) -> str:
         self.log.seek(0)
@@ -76,8 +90,12 @@ class Worker:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
 
+    def kill(self) -> None:
+        self.process.kill()
+
     def close(self) -> None:
         """Call it when there is nothing left to do or to save."""
+        self.closed = True
         self.process.kill()
         self.process.wait()
         for pipe in (self.process.stdin, self.log):

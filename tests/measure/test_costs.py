@@ -52,6 +52,21 @@ def test_counted_beside_the_formulas(small):
         assert counted[a].up == pytest.approx(counted["pt"].up)
 
 
+def test_the_memory_of_a_client(small):
+    """The baseline holds several models of all movies; the others their own rows. Those with an
+    augmenting gradient hold it too."""
+    counted, N, d = small.counted, small.paper.N, small.paper.d
+    model = 4 * (N * d + d * d + d)
+    assert 3 * model < counted["baseline"].memory < 20 * model
+    assert counted["pt"].memory < 0.8 * counted["baseline"].memory
+    sent = counted["pt"].down
+    for a in ("1wgt", "2wgt"):
+        assert counted[a].memory >= counted["pt"].memory + 0.9 * sent
+    title, _, rows = tables(small)[-1]
+    assert title.startswith("memory of a client")
+    assert [row[0] for row in rows] == ["Baseline", "PT", "1-w GT", "2-w GT"]
+
+
 def test_the_compiler_counts_what_the_forms_cost(small):
     """Over pairs N^2 d operations several times over, in the Gram form N d^2."""
     N, d = small.paper.N - 2, small.paper.d

@@ -292,7 +292,7 @@ time.sleep({seconds})
     ],
 )
 def test_a_worker_that_says_nothing_more(lines, seconds, hung, told, answer, tmp_path):
-    worker, rounds = Worker(None, True, hung), []
+    worker, rounds = Worker(None, 1, hung), []
     worker.command = [sys.executable, "-c", SAYING.format(lines=lines, seconds=seconds)]
     worker.replace()
     try:
