@@ -12,8 +12,8 @@ from mixfl.report.document import Curves, Line, Point, Series, Sweep, Table
 from mixfl.report.document import Trial as Shown
 from mixfl.report.means import final_table
 from mixfl.report.style import NAMES, metric_title
-from mixfl.studies.claims import Results
 from mixfl.studies.dissimilarity import FIRST, PAPER
+from mixfl.studies.results import Results
 from mixfl.studies.study import Setting, Study, plain
 from mixfl.studies.trials import Done
 from mixfl.tasks import read_toml

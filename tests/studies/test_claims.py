@@ -8,6 +8,7 @@ import pytest
 from mixfl.errors import MixflError
 from mixfl.studies import claims
 from mixfl.studies.claims import AGREE, DISAGREE, OPEN
+from mixfl.studies.results import Results, part
 from mixfl.studies.study import Setting, Study
 from mixfl.studies.trials import Done, Trial
 
@@ -29,7 +30,7 @@ def results(tmp_path, figures, metric="eval/loss", keys=None):
             status = "diverged" if value is None else "finished"
             ended[trial.folder] = Done(trial, folder, status, 7)
     study = Study("made", "Made", "", "smile", "made up", settings, [], [])
-    return claims.Results(study, ended)
+    return Results(study, ended)
 
 
 def verdicts(check, outcomes):
@@ -95,12 +96,12 @@ def test_better_is_claimed_wrongly_in_2_5_of_100_cases(tmp_path):
 
 def test_parts_of_a_curve():
     rows = np.array([[5 * (i + 1), i] for i in range(10)], float)
-    assert claims.part(rows, "early") == 0.5
-    assert claims.part(rows, "end") == 8.5
-    assert claims.part(rows, "curve") == 4.5
-    assert claims.part(np.array([[5, 9.0], [10, 2.0], [20, 3.0]]), "largest") == 3.0
+    assert part(rows, "early") == 0.5
+    assert part(rows, "end") == 8.5
+    assert part(rows, "curve") == 4.5
+    assert part(np.array([[5, 9.0], [10, 2.0], [20, 3.0]]), "largest") == 3.0
     with pytest.raises(MixflError, match="unknown part"):
-        claims.part(rows, "middle")
+        part(rows, "middle")
 
 
 def test_limits(tmp_path):

@@ -161,7 +161,7 @@ def test_a_study_from_its_file_to_the_page(tiny):
     wanted = reproduce.chosen(["fig.tiny"], "quick", None)
     reproduce.remember(out, ["fig.tiny"], "quick", None)
     with Crew(2) as crew:
-        ended = reproduce.reproduce(wanted, out, crew, Board())
+        wanted, ended = reproduce.reproduce(wanted, out, crew, Board())
     assert sorted({d.status for d in ended.values()}) == ["diverged", "finished"]
     document = reproduce.document(wanted, ended, out, "mixfl reproduce")
     (section,) = document.sections
@@ -193,7 +193,7 @@ def test_a_study_from_its_file_to_the_page(tiny):
     # Again: nothing is made, and the same is shown.
     before = {p: p.stat().st_mtime_ns for p in (out / "runs").rglob("*") if p.is_file()}
     with Crew(1) as crew:
-        again = reproduce.reproduce(wanted, out, crew, Board())
+        wanted, again = reproduce.reproduce(wanted, out, crew, Board())
     assert {p: p.stat().st_mtime_ns for p in (out / "runs").rglob("*") if p.is_file()} == before
     assert reproduce.document(wanted, again, out, "mixfl reproduce") == document
     shown = reproduce.made([out])
