@@ -7,6 +7,7 @@ part of the curve (`at`): `end`, the last fifth of the evaluations; `early`, the
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from mixfl.report.document import Finding
@@ -43,7 +44,11 @@ def judged(study: Study, ended: Mapping[str, Done]) -> list[Judged]:
             verdict = OPEN
         settled = any(c.verdict == OPEN and c.settled for c in checked)
         lacks = frozenset(results.asked if verdict == OPEN and not settled else ())
-        every.append(Judged(finding(study, claim, verdict, checked), lacks))
+        found = finding(study, claim, verdict, checked)
+        own = {s.data for s in study.settings if s.name in results.asked}
+        if own and all(own):  # series with a task of their own
+            found = replace(found, data="; ".join(sorted(own)))
+        every.append(Judged(found, lacks))
     return every
 
 

@@ -45,7 +45,7 @@ def chosen(
         if given not in known and not is_file(given):
             raise unknown("table or figure", given, [*known, "path.toml"])
     wanted = [s for s in every if (not ids and not s.alone) or {s.id, *s.labels} & set(ids)] + own
-    if data is not None and not any(s.real for s in wanted):
+    if data is not None and not any(t.data for s in wanted for t in s.trials()):
         folders = ", ".join(name for names in studies.FOLDERS.values() for name in names)
         raise MixflError(
             f"--data {data} has none of the folders {folders}: make them with `mixfl data prepare`."

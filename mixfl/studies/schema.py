@@ -46,6 +46,7 @@ SERIES = table("series", dict(algorithms=TEXTS), dict(**CHANGES, quick=CHANGED, 
 SHOW = kinds(
     (dict(label=str), dict(title=str, text=str)),
     curves=(dict(metrics=TEXTS), dict(series=NAMES, log=bool, panel_per=Literal["algorithm"])),
+    maxima=(dict(metrics=TEXTS), dict(series=NAMES, log=bool)),
     final=(dict(metric=str, key=str), dict(series=NAMES, flat=NAMES, log=bool, **AT)),
     table=(dict(metrics=TEXTS), dict(series=NAMES)),
     largest=(dict(metrics=TEXTS), dict(series=NAMES)),

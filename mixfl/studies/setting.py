@@ -4,7 +4,7 @@ Verdicts at other settings are marked with it. Compared are the keys of the runs
 only describe synthetic data or how often it is evaluated.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from mixfl.algorithms import recipe
@@ -16,9 +16,13 @@ MODEL = {"hidden", "embedding", "inputs", "embedding_scale", "spreadout", "margi
 ASIDE = {"eval_every", "validation", "client_eval", "cohort_chunk", "central_chunk", "measure"}
 
 
-def departures(content: Mapping[str, Any], scale: str, real: str | None) -> list[str]:
-    """In words, such as "client_lr 0.02 (0.01)", the paper's value in brackets."""
-    found: dict[str, None] = {} if real else {"synthetic data": None}
+def departures(
+    content: Mapping[str, Any], scale: str, real: Callable[[str], str | None]
+) -> list[str]:
+    """In words, such as "client_lr 0.02 (0.01)", the paper's value in brackets. `real`: the data of
+    a task, if there is any."""
+    tasks = [s.get("task", content.get("task", "")) for s in content.get("series", [])]
+    found: dict[str, None] = {} if all(map(real, tasks)) else {"synthetic data": None}
     if scale != "full" and "full" in content:
         several = [(s, a) for s in content.get("series", []) for a in s["algorithms"]]
         for series, algorithm in several:
@@ -39,17 +43,17 @@ def scaled(table: Mapping[str, Any], scale: str, real: str | None) -> dict[str, 
     return at | more if real is not None else at
 
 
-def _keys(content, series, algorithm, scale: str, real: str | None) -> dict[str, Any]:
-    at = scaled(content, scale, real)
-    one = {**series, **scaled(series, scale, real)}
-    task = one.get("task", content["task"])
+def _keys(content, series, algorithm, scale: str, real) -> dict[str, Any]:
+    task = series.get("task", content["task"])
+    at = scaled(content, scale, real(task))
+    one = {**series, **scaled(series, scale, real(task))}
     if ".py" in task:
         return {}
     used = {*recipe(algorithm).uses, *find(task).options}
     given = {k: v for k, v in {**at.get("keys", {}), **one.get("keys", {})}.items() if k in used}
     keys = chosen_keys(task, algorithm, at.get("preset"), {}, given) | dict(one.get("over", {}))
     data = set(find(task).options) - MODEL
-    every = {k: KEYS[k].default for k in used & set(KEYS)} | keys
+    every = {k: KEYS[k].default for k in used & set(KEYS)} | find(task).options | keys
     return {k: v for k, v in every.items() if k in used - data - ASIDE}
 
 

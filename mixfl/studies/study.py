@@ -22,6 +22,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,7 @@ class Setting:
     keys: Mapping[str, Any]
     trials: Sequence[Trial]  # that are wanted now
     every: Sequence[Trial] = ()  # up to the last look
+    data: str = ""  # if its series has a task of its own: "movie, synthetic"
 
 
 @dataclass(frozen=True)
@@ -129,20 +131,15 @@ def read(path: Path, scale: str, data: Path | None, trials: int | None = None) -
     version = content.get("version", 1)
     task = place(content.get("task", ""), path)
     real = real_data(task, data)
-    at = {"trials": 3, **scaled(content, scale, real)}
-    at |= {"trials": trials} if trials else {}
-    at |= {"first": SEEDS * (version - 1), "new_data": content.get("new_data", False)}
-    settings = [
-        setting
-        for series in content.get("series", [])
-        for setting in expand(
-            with_places(series, path) | scaled(series, scale, real)
-            | ({"trials": trials} if trials else {}),
-            at,
-            place(series.get("task", task), path),
-            real,
-        )
-    ]  # fmt: skip
+    fixed = {"trials": trials} if trials else {}
+    more = {"first": SEEDS * (version - 1), "new_data": content.get("new_data", False)}
+    settings = []
+    for series in content.get("series", []):
+        own = place(series.get("task", task), path)
+        found = real_data(own, data)
+        whole = with_places(series, path) | scaled(series, scale, found) | fixed
+        settings += expand(whole, scaled(content, scale, found) | fixed | more, own, found)
+    at = {"trials": 3} | scaled(content, scale, real) | fixed
     names = [s.name for s in settings]
     if len(set(names)) < len(names):
         raise MixflError(f"{path}: two series have the same name: give one of them a `name`.")
@@ -153,7 +150,7 @@ def read(path: Path, scale: str, data: Path | None, trials: int | None = None) -
         settings, content.get("show", []), content.get("claim", []), at.get("round_ms", 0.0),
         content.get("bounds", {}), real, content.get("alone", False), version,
         digest(content, path), at["trials"] if isinstance(at["trials"], list) else (),
-        departures(content, scale, real) if scale in content else (),
+        departures(content, scale, partial(real_data, data=data)) if scale in content else (),
     )  # fmt: skip
 
 
@@ -181,6 +178,7 @@ def expand(
 ) -> list[Setting]:
     """One setting for each algorithm and each value tried."""
     over = series.get("over", {})
+    label = f"{task}, {'real' if real else 'synthetic'}" if series.get("task") in FOLDERS else ""
     several = (
         zip(*over.values(), strict=True) if series.get("zip") else itertools.product(*over.values())
     )
@@ -192,13 +190,13 @@ def expand(
             shown = " ".join(f"{k}={plain(v)}" for k, v in tried.items())
             name = " ".join(filter(None, [id, series.get("name", ""), shown]))
             keys = {**at.get("keys", {}), **series.get("keys", {}), **tried}
-            counts = series.get("trials", at["trials"])
+            counts = series.get("trials", at.get("trials", 3))
             first, last = (counts[0], counts[-1]) if isinstance(counts, list) else [counts] * 2
             every = made_trials(
                 task, algorithm, at.get("preset"), real, keys, name,
                 range(at["first"], at["first"] + last), at["new_data"],
             )  # fmt: skip
-            settings.append(Setting(name, id, keys, every[:first], every))
+            settings.append(Setting(name, id, keys, every[:first], every, label))
     return settings
 
 

@@ -10,6 +10,7 @@ import tiny_problem
 from mixfl.errors import MixflError
 from mixfl.studies import protocol, reproduce, study
 from mixfl.studies.progress import Board
+from mixfl.studies.show import largest_rows
 from mixfl.studies.trials import Done
 from mixfl.tasks import read_toml
 from mixfl.theory.intervals import half_width, interval, sequential
@@ -204,4 +205,60 @@ def test_every_trial_has_its_own_synthetic_data(tmp_path):
 def test_looks_must_rise(file, trials):
     file.write_text(STUDY.replace("[2, 4, 6]", trials))
     with pytest.raises(MixflError, match="expected a number, or numbers that rise"):
+        study.read(file, "quick", None)
+
+
+def test_verdicts_say_how_their_settings_differ_from_the_papers(tmp_path):
+    (quick,) = reproduce.chosen(["smile"], "quick", None)
+    assert "synthetic data" in quick.departs
+    assert "rounds 300 (500)" in quick.departs
+    assert not any(d.startswith(("local_steps", "client_batch", "inputs")) for d in quick.departs)
+    (tmp_path / "celeba").mkdir()
+    (full,) = reproduce.chosen(["smile"], "full", tmp_path)
+    assert full.departs == []
+    (few,) = reproduce.chosen(["smile"], "full", None)
+    assert few.departs == ["synthetic data"]
+
+
+def test_tasks_of_one_study_have_their_own_data(tmp_path):
+    (tmp_path / "movielens").mkdir()
+    (made,) = reproduce.chosen(["dissimilarity"], "quick", tmp_path)
+    labels = {s.name: s.data for s in made.settings}
+    assert labels["pt movie"] == "movie, real"
+    assert labels["pt text"] == "text, synthetic"
+    data = {s.name: s.trials[0].data for s in made.settings}
+    assert data["pt movie"] == str(tmp_path / "movielens")
+    assert data["pt smile"] is None
+
+
+def test_the_largest_of_all_simulations_per_round():
+    trials = [
+        [
+            {"round": r, "theory/g2": g, "theory/b2": 1.0}
+            for r, g in zip((0, 2), values, strict=True)
+        ]
+        for values in ((1.0, 5.0), (3.0, 4.0))
+    ]
+    rows = largest_rows(trials, ["theory/g2", "theory/b2"])
+    assert [(r["round"], r["theory/g2"]) for r in rows] == [(0, 3.0), (2, 5.0)]
+
+
+@pytest.mark.parametrize(
+    "margin",
+    [
+        "",
+        "part = 0.2",
+        "within = 1, part = 0.2",
+        "within = 1, effect = { of = 'pt', than = 'fedavg' }",
+    ],
+)
+def test_a_margin_is_a_number_or_a_part_of_an_effect(file, margin):
+    check = f'kind = "close", metric = "eval/loss", of = "pt", than = "fedavg", {margin}'
+    file.write_text(
+        STUDY
+        + OPEN.replace(
+            'kind = "better", metric = "eval/loss", of = "2wgt", than = "pt"', check.rstrip(", ")
+        )
+    )
+    with pytest.raises(MixflError, match="needs a margin"):
         study.read(file, "quick", None)
