@@ -3,8 +3,8 @@
 With looks at 5, 10, 15 and 20 values, one may stop at any of them. So that this costs no error, the
 5 % are divided equally among the looks (Bonferroni): each interval is a t interval of 98.75 %. All
 of them hold together in 95 % of cases, whatever decides when to stop and however the looks depend
-on each other. So their intersection holds too, and what one look decided stays decided. Boundaries
-by numerical integration (Pocock) would be 6 % narrower, but are exact only for a known variance.
+on each other. So their intersection holds too, and what one look decided stays decided. Pocock's
+level, 1.82 % at each look, is for a known variance: with t intervals it errs in 5.4 % of cases.
 """
 
 import functools
