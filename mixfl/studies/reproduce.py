@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import mixfl
 from mixfl.errors import MixflError, unknown
@@ -45,7 +46,8 @@ def chosen(
         if given not in known and not is_file(given):
             raise unknown("table or figure", given, [*known, "path.toml"])
     wanted = [s for s in every if (not ids and not s.alone) or {s.id, *s.labels} & set(ids)] + own
-    if data is not None and not any(t.data for s in wanted for t in s.trials()):
+    real = [s.real for s in wanted] + [t.data for s in wanted for t in s.trials()]
+    if data is not None and not any(real):
         folders = ", ".join(name for names in studies.FOLDERS.values() for name in names)
         raise MixflError(
             f"--data {data} has none of the folders {folders}: make them with `mixfl data prepare`."
@@ -105,7 +107,8 @@ def remember(
     digests of its studies."""
     out.mkdir(parents=True, exist_ok=True)
     kept = [os.path.abspath(i) if is_file(i) else i for i in ids]
-    file, asked = out / REPRODUCED, {"ids": kept, "scale": scale}
+    file = out / REPRODUCED
+    asked: dict[str, Any] = {"ids": kept, "scale": scale}
     if data is not None:
         asked["data"] = os.path.abspath(data)
     if trials is not None:
