@@ -209,11 +209,11 @@ def made_trials(task, algorithm, preset, data, keys, name, seeds, new_data=False
     used = {*recipe(algorithm).uses, *find(task).options}
     known = {*KEYS, *used}
     for key in keys:
-        if key not in known:
+        if key not in known and "." not in key:  # one with a dot is a population's: the run checks
             raise unknown("key", key, known)
-    keys = {k: v for k, v in keys.items() if k in used}
+    keys = {k: v for k, v in keys.items() if k in used or "." in k}
     every = chosen_keys(task, algorithm, preset, {}, keys)
-    spec = [task, data, {k: every[k] for k in every if k in used}]
+    spec = [task, data, {k: every[k] for k in every if k in used or "." in k}]
     varied = new_data and data is None and "data_seed" in used - set(keys)
     spec += ["new data"] if varied else []
     hashed = hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:8]

@@ -262,3 +262,11 @@ def test_a_margin_is_a_number_or_a_part_of_an_effect(file, margin):
     )
     with pytest.raises(MixflError, match="needs a margin"):
         study.read(file, "quick", None)
+
+
+def test_a_population_may_have_keys_of_its_own():
+    (made,) = reproduce.chosen(["populations"], "quick", None)
+    (own,) = made.named("2wgt own settings")
+    (shared,) = made.named("2wgt")
+    assert own.trials[0].keys["smiling.client_batch"] == 5
+    assert own.trials[0].folder.split("/")[0] != shared.trials[0].folder.split("/")[0]
