@@ -40,10 +40,16 @@ from mixfl.cli.terminal import command_line, print_table
     type=click.Path(path_type=Path),
     help="Folder for runs and report; default: runs/reproduce-SCALE.",
 )
+@click.option(
+    "--trials",
+    metavar="N",
+    type=click.IntRange(min=1),
+    help="Make N trials of everything. Default: 5, and up to 20 where a claim is not decided.",
+)
 @click.option("--resume", is_flag=True, help="Continue, which it does anyway.")
 @click.option("--list", "listing", is_flag=True, help="List tables and figures, with times.")
 @options(*WORKERS, shared=())
-def reproduce(ids, scale, data, out, listing, resume, jobs, hung, on, on_options):  # fmt: skip
+def reproduce(ids, scale, data, out, trials, listing, resume, jobs, hung, on, on_options):  # fmt: skip
     """Reproduce the paper's tables and figures, by their labels (default: all), and its claims.
 
     If stopped, the same command continues where it left off, with or without --resume.
@@ -57,28 +63,30 @@ def reproduce(ids, scale, data, out, listing, resume, jobs, hung, on, on_options
     from mixfl.studies.trials import check_failed
 
     asked, jobs = jobs, jobs or cores()
-    wanted = paper.chosen(ids, scale, data)
+    wanted = paper.chosen(ids, scale, data, trials)
     if listing:
         header = ["ID", "what", "study", f"time, {jobs} at a time"]
-        print_table(header, paper.listed(scale, data, jobs))
-        every = study.estimate(paper.chosen([], scale, data), jobs)
+        print_table(header, paper.listed(scale, data, jobs, trials))
+        every = study.estimate(paper.chosen([], scale, data, trials), jobs)
         click.echo(f"All of them: about {study.words(every)}.")
         return
     out = out or Path("runs") / f"reproduce-{scale}"
-    paper.remember(out, ids, scale, data)
+    paper.remember(out, ids, scale, data, trials)
     time = study.words(study.estimate(wanted, jobs, paper.over(wanted, out)))
     if on == "local":
         click.echo(f"Time left: about {time} on cores like ours, {jobs} runs at a time.")
+    if any(s.looks for s in wanted):
+        click.echo("Claims that this does not decide get more trials, which take longer.")
     with crew(on, on_options, asked, hung) as workers:
-        ended = paper.reproduce(wanted, out, workers, board())
+        wanted, ended = paper.reproduce(wanted, out, workers, board())
     check_failed(list(ended.values()))  # no report if a run failed
     click.echo("Counting costs, drawing figures and writing the report")
     document = paper.document(wanted, ended, out, command_line())
     save(document, out / "report.html")
     save(document, out / "report.md", "md")
     paper.draw(document, out / "figures")
-    rows = [[f.number, f.says, f.data, f.verdict] for f in document.findings]
-    print_table(["", "claim", "data", "verdict"], rows)
+    rows = [[f.number, f.says, f.data, f.verdict, f.trials] for f in document.findings]
+    print_table(["", "claim", "data", "verdict", "trials"], rows)
     click.echo(f"Report: {out / 'report.html'}   (also report.md, figures/, {paper.RUNS}/)")
 
 

@@ -89,6 +89,11 @@ class Finding:
     data: str  # such as "smile, synthetic"
     verdict: str  # agree, disagree, not decided
     evidence: Sequence[str]  # one line per check
+    effect: str = ""  # of the check that decides, and its interval
+    interval: str = ""
+    trials: str = ""  # the fewest of a check
+    setting: str = ""  # the paper's, or how it differs
+    version: int = 1  # of the study's protocol
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Sequence
 
-from mixfl.report.document import Curves, Document, Section, Sweep, Table
+from mixfl.report.document import Curves, Document, Finding, Section, Sweep, Table
 from mixfl.report.means import final_table, remarks
 from mixfl.report.style import metric_title
 from mixfl.runs.wording import number
@@ -15,8 +15,8 @@ def markdown(document: Document) -> str:
     lines = [f"# {plain(document.title)}", ""]
     lines += [f"- {plain(k)}: {plain(v)}" for k, v in document.facts] + [""]
     if document.findings:
-        rows = [[f.number, f.says, f.data, f.verdict] for f in document.findings]
-        lines += ["## Verdicts", "", *table(["#", "claim", "data", "verdict"], rows), ""]
+        header, rows = verdicts(document.findings)
+        lines += ["## Verdicts", "", *table(header, rows), ""]
         for f in document.findings:
             lines += [f"- {plain(f.number)} ({plain(f.data)}): {plain(e)}" for e in f.evidence]
         lines.append("")
@@ -25,6 +25,17 @@ def markdown(document: Document) -> str:
         lines += [f"## {plain(section.title)}", "", plain(section.text), "", *_parts(section)]
     text = re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip() + "\n"
     return text.encode(errors="replace").decode()
+
+
+def verdicts(findings: Sequence[Finding]) -> tuple[list[str], list[list[str]]]:
+    """A table of them: header and rows."""
+    header = ["#", "claim", "data", "verdict", "effect", "interval", "trials", "setting", "version"]
+    rows = [
+        [f.number, f.says, f.data, f.verdict, f.effect, f.interval, f.trials, f.setting,
+         str(f.version)]
+        for f in findings
+    ]  # fmt: skip
+    return header, rows
 
 
 def plain(text: str) -> str:

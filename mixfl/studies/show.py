@@ -3,6 +3,7 @@
 import re
 import shlex
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ from mixfl.report.document import Curves, Line, Point, Series, Sweep, Table
 from mixfl.report.document import Trial as Shown
 from mixfl.report.means import final_table
 from mixfl.report.style import NAMES, metric_title
-from mixfl.studies.claims import Results
 from mixfl.studies.dissimilarity import FIRST, PAPER
+from mixfl.studies.results import Results
 from mixfl.studies.study import Setting, Study, plain
 from mixfl.studies.trials import Done
 from mixfl.tasks import read_toml
@@ -22,8 +23,8 @@ from mixfl.theory.intervals import interval
 
 def shown(study: Study, show: Mapping[str, Any], ended: Mapping[str, Done], out: Path) -> list:
     kinds: dict[str, Callable[..., list]] = {
-        "curves": curves, "final": final, "table": table, "largest": largest, "costs": costs,
-        "bounds": bounds,
+        "curves": curves, "maxima": maxima, "final": final, "table": table, "largest": largest,
+        "costs": costs, "bounds": bounds,
     }  # fmt: skip
     return kinds[show["kind"]](study, show, ended, out)
 
@@ -64,6 +65,27 @@ def series(setting: Setting, ended: Mapping[str, Done], out: Path) -> Series:
             Shown(name, read_toml(done.folder / "config.toml"), command, done.rows, status)
         )
     return Series(spelt(setting.name, setting.algorithm), setting.algorithm, trials)
+
+
+def maxima(study, show, ended, out) -> list[Curves]:
+    """In every round the largest of all trials: a line for each setting, all in one picture."""
+    lines = []
+    for setting in study.named(show.get("series")):
+        one = series(setting, ended, out)
+        name = f"{len(one.trials)} trials of {setting.name}: the largest"
+        rows = largest_rows([t.rows for t in one.trials], show["metrics"])
+        first = replace(one.trials[0], name=name, rows=rows)
+        lines.append(Series(one.name, one.algorithm, [first]))
+    about = head(study, show)
+    return [Curves(metrics=show["metrics"], series=lines, log=show.get("log", False), **about)]
+
+
+def largest_rows(trials, metrics) -> list[dict[str, float]]:
+    """Of the rounds that all trials have."""
+    each = [{row["round"]: row for row in rows} for rows in trials]
+    shared = sorted(set.intersection(*map(set, each)))
+    known = [r for r in shared if all(t[r].get(m) is not None for t in each for m in metrics)]
+    return [{"round": r, **{m: max(t[r][m] for t in each) for m in metrics}} for r in known]
 
 
 def spelt(name: str, algorithm: str) -> str:
@@ -130,8 +152,9 @@ def largest(study, show, ended, out) -> list[Table]:
         values = [results.values(setting, m, "largest").max() for m in show["metrics"]]
         name = spelt(setting.name, setting.algorithm)
         rows.append([f"{name}, from round {FIRST}", *(f"{v:.4g}" for v in values)])
-    if study.task in PAPER:
-        rows.append(["the paper", *(f"{v:g}" for v in PAPER[study.task])])
+    for task in dict.fromkeys(s.trials[0].task for s in study.settings):
+        if task in PAPER:
+            rows.append([f"the paper, {task}", *(f"{v:g}" for v in PAPER[task])])
     header = ["", *(f"largest {metric_title(m)}" for m in show["metrics"])]
     return [Table(header=header, rows=rows, **head(study, show))]
 

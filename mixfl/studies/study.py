@@ -2,13 +2,17 @@
 and the claims that they decide. docs/experiments.md explains how to write one.
 
     title, task, text
+    version               of the protocol: what is run and judged (protocol.py)
+    new_data              true: every trial draws its own synthetic data
     [quick], [full]       preset, trials, keys; round_ms on one core, for the estimate
     [quick.real]          changes if --data has the task's data
     [[series]]            algorithms, keys, over (values to try), zip; more under quick, full
     [[show]]              label, kind (curves, final, table, costs, bounds), and its content
     [[claim]]             number, says, checks (claims.py)
 
-A run that several studies show is made once: its folder is named by all that it depends on.
+`trials` is a number, or the looks at which more trials may be added ([5, 10, 15, 20]). A run that
+several studies show is made once: its folder is named by all that it depends on. Another version of
+a study has other seeds, so results that were seen before can't decide it.
 """
 
 import hashlib
@@ -16,8 +20,9 @@ import itertools
 import json
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,13 +30,16 @@ from mixfl.algorithms import recipe
 from mixfl.errors import MixflError, unknown
 from mixfl.runs.plan import chosen_keys
 from mixfl.settings import KEYS
+from mixfl.studies.protocol import digest, study_id
 from mixfl.studies.schema import check
+from mixfl.studies.setting import departures, scaled
 from mixfl.studies.trials import Trial
 from mixfl.tasks import find, read_toml
 
 STUDIES = Path(__file__).parent / "toml"
 SCALES = ("quick", "full")
 FOLDERS = {"smile": ("smile", "celeba"), "text": ("text",), "movie": ("movie", "movielens")}
+SEEDS = 1000  # for each version of a study
 COMPILE_SECONDS = 4  # of a setting's first run on one core, for the estimate
 
 
@@ -42,7 +50,9 @@ class Setting:
     name: str  # the algorithm and the values tried: "1wgt central_batch=25"
     algorithm: str
     keys: Mapping[str, Any]
-    trials: Sequence[Trial]
+    trials: Sequence[Trial]  # that are wanted now
+    every: Sequence[Trial] = ()  # up to the last look
+    data: str = ""  # if its series has a task of its own: "movie, synthetic"
 
 
 @dataclass(frozen=True)
@@ -61,6 +71,10 @@ class Study:
     bounds: Mapping[str, Any] = field(default_factory=dict)
     real: str | None = None  # the task's data, if not synthetic
     alone: bool = False  # made only if it is asked for
+    version: int = 1
+    digest: str = ""  # of what is run and judged
+    looks: Sequence[int] = ()  # numbers of trials at which claims are judged; (): all at once
+    departs: Sequence[str] = ()  # from the paper's settings
 
     def costs(self) -> Any:
         """What `mixfl costs` says about the task at the paper's settings."""
@@ -89,6 +103,17 @@ class Study:
     def names(self) -> list[str]:
         return [s.name for s in self.settings]
 
+    def grown(self, names: Collection[str]) -> "Study":
+        """With the trials up to the next look, for the settings of these names."""
+
+        def more(setting: Setting) -> Setting:
+            count = next((n for n in self.looks if n > len(setting.trials)), None)
+            if count is None or setting.name not in names:
+                return setting
+            return replace(setting, trials=setting.every[:count])
+
+        return replace(self, settings=[more(s) for s in self.settings])
+
 
 def seconds(trial: Trial, round_ms: float) -> float:
     return trial.rounds() * round_ms / 1000
@@ -99,39 +124,34 @@ def files() -> list[Path]:
     return sorted(STUDIES.glob("*.toml"))
 
 
-def read(path: Path, scale: str, data: Path | None) -> Study:
+def read(path: Path, scale: str, data: Path | None, trials: int | None = None) -> Study:
+    """With a number of `trials`, that many for every series, and one look."""
     content = read_toml(path)
     check(content, path)
+    version = content.get("version", 1)
     task = place(content.get("task", ""), path)
     real = real_data(task, data)
-    at = scaled(content, scale, real)
-    settings = [
-        setting
-        for series in content.get("series", [])
-        for setting in expand(
-            with_places(series, path) | scaled(series, scale, real),
-            at,
-            place(series.get("task", task), path),
-            real,
-        )
-    ]
+    fixed = {"trials": trials} if trials else {}
+    more = {"first": SEEDS * (version - 1), "new_data": content.get("new_data", False)}
+    settings = []
+    for series in content.get("series", []):
+        own = place(series.get("task", task), path)
+        found = real_data(own, data)
+        whole = with_places(series, path) | scaled(series, scale, found) | fixed
+        settings += expand(whole, scaled(content, scale, found) | fixed | more, own, found)
+    at = {"trials": 3} | scaled(content, scale, real) | fixed
     names = [s.name for s in settings]
     if len(set(names)) < len(names):
         raise MixflError(f"{path}: two series have the same name: give one of them a `name`.")
     title = content.get("data", task)
     return Study(
-        path.stem.lstrip("0123456789_"), content["title"], content.get("text", ""), task,
+        study_id(path), content["title"], content.get("text", ""), task,
         f"{title}, {'real' if real else 'synthetic'}" if title else "theory",
         settings, content.get("show", []), content.get("claim", []), at.get("round_ms", 0.0),
-        content.get("bounds", {}), real, content.get("alone", False),
+        content.get("bounds", {}), real, content.get("alone", False), version,
+        digest(content, path), at["trials"] if isinstance(at["trials"], list) else (),
+        departures(content, scale, partial(real_data, data=data)) if scale in content else (),
     )  # fmt: skip
-
-
-def scaled(table: Mapping[str, Any], scale: str, real: str | None) -> dict[str, Any]:
-    """The changes for the scale, and for real data if there is any."""
-    at = dict(table.get(scale, {}))
-    more = at.pop("real", {})
-    return at | more if real is not None else at
 
 
 def place(name: str, study: Path) -> str:
@@ -158,6 +178,7 @@ def expand(
 ) -> list[Setting]:
     """One setting for each algorithm and each value tried."""
     over = series.get("over", {})
+    label = f"{task}, {'real' if real else 'synthetic'}" if series.get("task") in FOLDERS else ""
     several = (
         zip(*over.values(), strict=True) if series.get("zip") else itertools.product(*over.values())
     )
@@ -169,13 +190,13 @@ def expand(
             shown = " ".join(f"{k}={plain(v)}" for k, v in tried.items())
             name = " ".join(filter(None, [id, series.get("name", ""), shown]))
             keys = {**at.get("keys", {}), **series.get("keys", {}), **tried}
-            trials = series.get("trials", at.get("trials", 3))
-            settings.append(
-                Setting(
-                    name, id, keys,
-                    made_trials(task, algorithm, at.get("preset"), real, keys, name, trials),
-                )
+            counts = series.get("trials", at.get("trials", 3))
+            first, last = (counts[0], counts[-1]) if isinstance(counts, list) else [counts] * 2
+            every = made_trials(
+                task, algorithm, at.get("preset"), real, keys, name,
+                range(at["first"], at["first"] + last), at["new_data"],
             )  # fmt: skip
+            settings.append(Setting(name, id, keys, every[:first], every, label))
     return settings
 
 
@@ -183,24 +204,30 @@ def plain(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def made_trials(task, algorithm, preset, data, keys, name, count) -> list[Trial]:
+def made_trials(task, algorithm, preset, data, keys, name, seeds, new_data=False) -> list[Trial]:
     id = recipe(algorithm).id
     used = {*recipe(algorithm).uses, *find(task).options}
     known = {*KEYS, *used}
     for key in keys:
-        if key not in known:
+        if key not in known and "." not in key:  # one with a dot is a population's: the run checks
             raise unknown("key", key, known, f"`mixfl keys {task}`")
-    keys = {k: v for k, v in keys.items() if k in used}
+    keys = {k: v for k, v in keys.items() if k in used or "." in k}
     every = chosen_keys(task, algorithm, preset, {}, keys)
-    spec = json.dumps([task, data, {k: every[k] for k in every if k in used}], sort_keys=True)
-    digest = hashlib.sha256(spec.encode()).hexdigest()[:8]
+    spec = [task, data, {k: every[k] for k in every if k in used or "." in k}]
+    varied = new_data and data is None and "data_seed" in used - set(keys)
+    spec += ["new data"] if varied else []
+    hashed = hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:8]
     short = Path(task.split(":")[-1]).name
+
+    def seeded(seed: int) -> dict[str, int]:
+        return {"seed": seed, "data_seed": seed} if varied else {"seed": seed}
+
     return [
         Trial(
-            task, algorithm, f"{short}-{id}-{digest}/seed{seed}",
-            f"{short} {name} {seed + 1}/{count}", preset, data, {**keys, "seed": seed},
+            task, algorithm, f"{short}-{id}-{hashed}/seed{seed}",
+            f"{short} {name} {i + 1}/{len(seeds)}", preset, data, {**keys, **seeded(seed)},
         )
-        for seed in range(count)
+        for i, seed in enumerate(seeds)
     ]  # fmt: skip
 
 

@@ -8,6 +8,7 @@ import pytest
 from mixfl.errors import MixflError
 from mixfl.studies import claims
 from mixfl.studies.claims import AGREE, DISAGREE, OPEN
+from mixfl.studies.results import Results, part
 from mixfl.studies.study import Setting, Study
 from mixfl.studies.trials import Done, Trial
 
@@ -29,7 +30,7 @@ def results(tmp_path, figures, metric="eval/loss", keys=None):
             status = "diverged" if value is None else "finished"
             ended[trial.folder] = Done(trial, folder, status, 7)
     study = Study("made", "Made", "", "smile", "made up", settings, [], [])
-    return claims.Results(study, ended)
+    return Results(study, ended)
 
 
 def verdicts(check, outcomes):
@@ -95,12 +96,12 @@ def test_better_is_claimed_wrongly_in_2_5_of_100_cases(tmp_path):
 
 def test_parts_of_a_curve():
     rows = np.array([[5 * (i + 1), i] for i in range(10)], float)
-    assert claims.part(rows, "early") == 0.5
-    assert claims.part(rows, "end") == 8.5
-    assert claims.part(rows, "curve") == 4.5
-    assert claims.part(np.array([[5, 9.0], [10, 2.0], [20, 3.0]]), "largest") == 3.0
+    assert part(rows, "early") == 0.5
+    assert part(rows, "end") == 8.5
+    assert part(rows, "curve") == 4.5
+    assert part(np.array([[5, 9.0], [10, 2.0], [20, 3.0]]), "largest") == 3.0
     with pytest.raises(MixflError, match="unknown part"):
-        claims.part(rows, "middle")
+        part(rows, "middle")
 
 
 def test_limits(tmp_path):
@@ -197,3 +198,88 @@ def test_a_series_that_is_not_there_is_named(tmp_path):
         )
     with pytest.raises(MixflError, match="unknown kind of check 'nearly'"):
         claims.run({"kind": "nearly"}, results(tmp_path / "b", CLEAR))
+
+
+def test_what_is_apart(tmp_path):
+    outcomes = results(tmp_path, {**CLEAR, "c": [1.001, 1.099, 1.05]})
+    check = {"kind": "apart", "metric": "eval/loss", "than": "a", "within": 0.1}
+    assert verdicts({**check, "of": ["b", "c"]}, outcomes) == [AGREE, DISAGREE]
+
+
+def test_a_margin_may_be_a_part_of_an_effect(tmp_path):
+    """a is better than b by 1, c worse than a by 0.1: a tenth of the effect."""
+    outcomes = results(tmp_path, {**CLEAR, "c": [1.1, 1.21, 1.15]})
+    check = {"kind": "reaches", "metric": "eval/loss", "of": "c", "than": "a"}
+    effect = {"of": "a", "than": "b"}
+    for part_of_it, verdict in ((0.2, AGREE), (0.1, OPEN), (0.05, DISAGREE)):
+        with_part = {**check, "part": part_of_it, "effect": effect}
+        assert verdicts(with_part, outcomes) == [verdict]
+        assert verdicts({**with_part, "kind": "close"}, outcomes) == [verdict]
+
+
+def test_one_of_several_is_enough_and_shares_the_error(tmp_path):
+    outcomes = results(tmp_path, {**CLEAR, "c": [1.001, 1.099, 1.05]})
+    check = {"kind": "reaches", "metric": "eval/loss", "than": "a", "within": 0.1, "any": True}
+    (checked,) = claims.run({**check, "of": ["b", "c"]}, outcomes)
+    assert checked.verdict == AGREE
+    assert "one is enough" in checked.evidence
+    assert verdicts({**check, "of": ["b", "b"]}, outcomes) == [DISAGREE]
+    (alone,) = claims.run({**check, "of": ["c"]}, outcomes)
+    widths = [c.effect.high - c.effect.low for c in (checked, alone)]
+    assert widths[0] > 1.3 * widths[1]
+
+
+def test_several_are_compared_with_several(tmp_path):
+    outcomes = results(tmp_path, {**CLEAR, "c": [3.0, 3.1, 3.05]})
+    check = {"kind": "better", "metric": "eval/loss", "of": "a", "than": ["b", "c"]}
+    assert verdicts(check, outcomes) == [AGREE, AGREE]
+
+
+def test_series_with_different_numbers_of_trials_are_compared_by_shared_seeds(tmp_path):
+    outcomes = results(tmp_path, {"a": [1.0, 1.1, 9.0], "b": [2.0, 2.101]})
+    (checked,) = claims.run(
+        {"kind": "better", "metric": "eval/loss", "of": "a", "than": "b"}, outcomes
+    )
+    assert (checked.verdict, checked.trials) == (AGREE, 2)
+
+
+def test_a_diverged_trial_is_not_undone_by_more(tmp_path):
+    figures = {"a": [None, 1.0], "b": [None, 1.0], "c": [1.0, 3.0], "d": [2.0, 2.5]}
+    outcomes = results(tmp_path, figures)
+    checks = [
+        {"kind": "better", "metric": "eval/loss", "of": a, "than": b} for a, b in ("ab", "cd")
+    ]
+    for check, lacks in zip(checks, (set(), {"c", "d"}), strict=True):
+        claim = {"number": 1, "says": "so", "checks": [check]}
+        made = Study(**{**vars(outcomes.study), "claims": [claim]})
+        assert claims.decide(made, outcomes.ended)[0].verdict == OPEN
+        assert claims.undecided(made, outcomes.ended) == lacks
+
+
+def test_the_effect_shown_is_that_of_the_check_that_decides(tmp_path):
+    outcomes = results(tmp_path, {**CLEAR, "c": [1.5, 1.61, 1.54]})
+    claim = {
+        "number": 1, "says": "so",
+        "checks": [{"kind": "better", "metric": "eval/loss", "of": "a", "than": ["b", "c"]}],
+    }  # fmt: skip
+    made = Study(**{**vars(outcomes.study), "claims": [claim], "departs": ["rounds 3 (5)"]})
+    (finding,) = claims.decide(made, outcomes.ended)
+    assert finding.effect == "+0.5"
+    assert finding.trials == "3"
+    assert finding.setting == "other: rounds 3 (5)"
+    made = Study(**{**vars(made), "departs": []})
+    assert claims.decide(made, outcomes.ended)[0].setting == "the paper's"
+
+
+@pytest.mark.parametrize("how", ["by formula", "counted"])
+def test_arithmetic_is_marked(how, monkeypatch):
+    from mixfl.measure import costs
+
+    saved = [("pt", "communication", h, p) for h, p in (("by formula", 0.96), ("counted", 0.93))]
+    monkeypatch.setattr(costs, "savings", lambda counted: saved)
+    monkeypatch.setattr(Study, "costs", lambda self: None)
+    check = {"kind": "saving", "what": "communication", "how": [how], "limit": 0.939}
+    claim = {"number": 9, "says": "so", "checks": [check]}
+    (finding,) = claims.decide(Study("m", "M", "", "movie", "movie", [], [], [claim]), {})
+    expected = {"by formula": ("agree", "arithmetic"), "counted": ("disagree", "other")}[how]
+    assert (finding.verdict, finding.setting.split(":")[0]) == expected

@@ -192,6 +192,19 @@ def test_evaluation_counts_characters(monkeypatch, tmp_path):
     assert predicted_unknown  # or the rule was not tested
 
 
+@pytest.mark.parametrize(
+    ("mixture", "central"), [("documents", 0.27), ("sequences", 0.25), (0.9, 0.9), (0, 0.0)]
+)
+def test_the_mixture_that_is_evaluated_is_a_key(mixture, central):
+    splits = {
+        name: Examples.from_arrays({"text": np.zeros((n, 2), np.int32)})
+        for name, n in (("federated", 30), ("central", 10))
+    }
+    judge = text.Evaluation(splits, Vocabulary(("a",)), most=5, seed=0, mixture=mixture)
+    assert judge.weights["central"] == pytest.approx(central)
+    assert sum(judge.weights.values()) == pytest.approx(1)
+
+
 def test_of_equal_logits_one_is_drawn_by_lot():
     """A model that knows nothing is as accurate as a guess, not always right or always wrong."""
     table = np.arange(6, dtype=np.int32)

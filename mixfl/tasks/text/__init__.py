@@ -54,6 +54,11 @@ class Options:
     held_out: Share = key(0.1, "part of the clients and articles that is for evaluation")
     validation: bool = key(False, VALIDATION_HELP)
     client_eval: bool = key(False, CLIENT_EVAL_HELP)
+    mixture: Literal["documents", "sequences"] | Share = key(
+        "documents",
+        "the evaluation's: documents: 0.73 posts to 0.27 articles, as in training; sequences: all "
+        "held-out ones pooled; or the articles' part, 0 to 1",
+    )
     eval_sequences: UpToBillion = key(1000, "sequences of each split that are evaluated at most")
     clients: Several = key(250, "synthetic clients, held-out ones included")
     per_client: UpToMillion = key(80, "sequences per synthetic client")
@@ -83,7 +88,10 @@ def problem(options: Options = Options(), data: Path | None = None) -> Problem: 
     if o.vocabulary == "central":  # the server can't read the clients' text
         vocabulary = Vocabulary.of(train["central"].examples, o.vocabulary_size, o.data_seed)
     loss = partial(char_model.loss, table=vocabulary.table)
-    judge = partial(Evaluation, vocabulary=vocabulary, most=o.eval_sequences, seed=o.data_seed)
+    judge = partial(
+        Evaluation, vocabulary=vocabulary, most=o.eval_sequences, seed=o.data_seed,
+        mixture=o.mixture,
+    )  # fmt: skip
     return Problem(
         init=partial(
             char_model.init, vocabulary=len(vocabulary), embedding=o.embedding, hidden=o.hidden,
@@ -162,7 +170,11 @@ class Evaluation:
     An unknown character is a class of its own in the loss; predicting it never counts as right.
     """
 
-    def __init__(self, splits: dict[str, Examples], vocabulary: Vocabulary, most: int, seed: int):
+    def __init__(
+        self, splits: dict[str, Examples], vocabulary: Vocabulary, most: int, seed: int,
+        mixture: str | float = "documents",
+    ):  # fmt: skip
+        self.weights = _weights(splits, mixture)
         self.splits = {}
         for name, examples in splits.items():
             rng = np.random.default_rng(seed)
@@ -177,7 +189,7 @@ class Evaluation:
             loss, right, count = self._total(params, examples)
             for metric, value in (("loss", loss / count), ("accuracy", right / count)):
                 metrics[f"{name}/{metric}"] = value
-                metrics[metric] += WEIGHTS[name] / sum(WEIGHTS.values()) * value
+                metrics[metric] += self.weights[name] * value
         return metrics
 
     def _total(self, params, examples: Examples) -> np.ndarray:
@@ -189,6 +201,15 @@ class Evaluation:
             return np.asarray(self.sums(params, text), np.float64)
 
         return sum(over_chunks(chunk, n, EVAL_CHUNK), np.zeros(3))
+
+
+def _weights(splits: dict[str, Examples], mixture: str | float) -> dict[str, float]:
+    """Of the two splits in the mixture that is evaluated, 1 in all."""
+    if isinstance(mixture, str):
+        parts = WEIGHTS if mixture == "documents" else {k: len(e) for k, e in splits.items()}
+    else:
+        parts = {"federated": 1 - mixture, "central": mixture}
+    return {name: part / sum(parts.values()) for name, part in parts.items()}
 
 
 def sums(params, text, table):
