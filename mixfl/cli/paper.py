@@ -49,7 +49,7 @@ from mixfl.cli.terminal import command_line, print_table
 @click.option("--resume", is_flag=True, help="Continue, which it does anyway.")
 @click.option("--list", "listing", is_flag=True, help="List tables and figures, with times.")
 @options(*WORKERS, shared=())
-def reproduce(ids, scale, data, out, trials, listing, resume, jobs, hung, on, on_options):  # fmt: skip
+def reproduce(ids, scale, data, out, trials, listing, resume, jobs, hung, on, on_options):
     """Reproduce the paper's tables and figures, by their labels (default: all), and its claims.
 
     If stopped, the same command continues where it left off, with or without --resume.
