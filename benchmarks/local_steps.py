@@ -11,7 +11,7 @@ import click
 
 from mixfl.cli import print_table, start_jax
 
-ETA, STEPS, SCALES = 0.04, (1, 2, 4), (1, 0.25, 0.01)  # of the study 08_smile_steps
+ETA, STEPS, SCALES = 0.04, (1, 2, 4), (1, 0.25, 0.01)  # of version 1 of the study smile_steps
 
 
 def simulator(algorithm: str, client_lr: float, local_steps: int, seed: int, problems: dict):

@@ -297,5 +297,6 @@ def saving(check, results) -> list[Checked]:
             verdict = AGREE if round(part, 3) >= check["limit"] else DISAGREE
             words = f"{algorithm} saves {part:.2%} of {what} ({how}), limit {check['limit']:.1%}"
             computed = "arithmetic" if how == "by formula" else "counted"
-            checked.append(Checked(verdict, words, settled=True, computed=computed))
+            saved, near = Interval(part, part, part), abs(part - check["limit"])
+            checked.append(Checked(verdict, words, 0, saved, near, True, computed))
     return checked
