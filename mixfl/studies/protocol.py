@@ -31,8 +31,9 @@ def digest(content: Mapping[str, Any], path: Path) -> str:
     claims = content.get("claim", [])
     judged["claim"] = [{k: v for k, v in c.items() if k != "says"} for c in claims]
     text = json.dumps([judged, _presets(content)], sort_keys=True)
-    own = {c.split(":")[0] for c in _tasks(content) if ".py" in c}
-    files = [(path.parent / name).read_bytes() for name in sorted(own)]
+    named = _tasks(content).union(*(s["algorithms"] for s in content.get("series", [])))
+    own = sorted({path.parent / name.split(":")[0] for name in named if ".py" in name})
+    files = [file.read_bytes() for file in own if file.is_file()]
     return hashlib.sha256(b"\0".join([text.encode(), *files])).hexdigest()[:16]
 
 

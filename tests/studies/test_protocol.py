@@ -48,6 +48,15 @@ def test_a_change_of_a_preset_is_a_change_of_the_protocol(monkeypatch):
     assert protocol.digest(content, file) != first
 
 
+def test_a_change_of_ones_own_problem_is_one_too(tmp_path):
+    file = tmp_path / "mine.toml"
+    content = {"title": "Mine", "task": "mine.py:problem"}
+    (tmp_path / "mine.py").write_text("one")
+    first = protocol.digest(content, file)
+    (tmp_path / "mine.py").write_text("two")
+    assert protocol.digest(content, file) != first
+
+
 # What the looks cost
 
 
