@@ -39,7 +39,8 @@ def chosen(
     of `trials`, that many in place of what the studies say."""
     if scale not in studies.SCALES:
         raise unknown("scale", scale, studies.SCALES)
-    every = [studies.read(path, scale, data, trials) for path in studies.files()]
+    files = [] if ids and all(map(is_file, ids)) else studies.files()
+    every = [studies.read(path, scale, data, trials) for path in files]
     own = [studies.read(Path(i), scale, data, trials) for i in ids if is_file(i)]
     known = {s.id for s in every} | {label for s in every for label in s.labels}
     for given in ids:
