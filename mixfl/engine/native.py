@@ -33,10 +33,10 @@ TRIALS, SECONDS = 3, 1.0  # at most so many, and no new one after so many second
 
 def refused(problem: Problem, algorithm: Algorithm, s: Settings, forms: Forms) -> str:
     """Why PyTorch can't compute the gradients; empty if it can."""
-    with_data = [t for t in problem.terms if t.examples is not None]
-    if not with_data or not all(hasattr(original(t.loss), "natively") for t in with_data):
+    losses: list[Any] = [original(t.loss) for t in problem.terms if t.examples is not None]
+    if not losses or not all(hasattr(loss, "natively") for loss in losses):
         return "a loss is not written in PyTorch"
-    if any(original(t.loss).takes_key for t in with_data):
+    if any(loss.takes_key for loss in losses):
         return "a loss draws random numbers"
     if algorithm.own_origin() is None:
         return "the algorithm's functions were replaced after it was built"

@@ -40,15 +40,14 @@ class Gradients:
         clients = [len(a) for a, own in zip(given, batched, strict=True) if own]
         if not clients:
             return jnp.asarray(self._in_parts(tensors, *data))
-
         size = data[0].shape[-1] + sum(
             math.prod(a.shape[several:]) for a, several in zip(tensors, batched, strict=False)
         )
         found = np.empty((clients[0], size), np.float32)
 
         def of_client(i: int) -> None:
-            every = zip([*tensors, *data], batched, strict=True)
-            own: list[Any] = [a[i] if several else a for a, several in every]
+            every: list[Any] = [*tensors, *data]
+            own = [a[i] if several else a for a, several in zip(every, batched, strict=True)]
             results = self._one(own[: len(tensors)], *own[len(tensors) :])
             torch.cat(results, out=torch.from_numpy(found[i]))
 
