@@ -28,15 +28,15 @@ from mixfl.settings import Settings
 CLEARLY = 1.15  # the compiled round takes so many times as long
 SHORT = 0.003  # seconds of a step, of which starting PyTorch's operators would be a large part
 STEPS = 2  # of each client that is timed
-TRIALS = 2
+TRIALS, SECONDS = 3, 1.0  # at most so many, and no new one after so many seconds
 
 
 def refused(problem: Problem, algorithm: Algorithm, s: Settings, forms: Forms) -> str:
     """Why PyTorch can't compute the gradients; empty if it can."""
-    with_data = [t for t in problem.terms if t.examples is not None]
-    if not with_data or not all(hasattr(original(t.loss), "natively") for t in with_data):
+    losses: list[Any] = [original(t.loss) for t in problem.terms if t.examples is not None]
+    if not losses or not all(hasattr(loss, "natively") for loss in losses):
         return "a loss is not written in PyTorch"
-    if any(original(t.loss).takes_key for t in with_data):
+    if any(loss.takes_key for loss in losses):
         return "a loss draws random numbers"
     if algorithm.own_origin() is None:
         return "the algorithm's functions were replaced after it was built"
@@ -92,21 +92,28 @@ def _described(jaxpr: Any) -> Iterator[str]:
 
 
 def _fastest(ways: dict[int, Any]) -> int:
-    """The most threads are tried first. If that is far from the compiled round, so are others."""
-    compiled = Trial(ways[0]) if 0 in ways else None
-    if compiled is not None and compiled.seconds() < SHORT * compiled.steps:
-        return 0
+    """The most threads are tried first. If the compiled round is faster, no others are."""
     best, chosen = float("inf"), 0
-    if compiled is not None:
-        best = min(compiled.seconds() for _ in range(TRIALS)) / CLEARLY
-    for threads in sorted(ways, reverse=True):
-        if not threads or (compiled is not None and not chosen and threads < max(ways)):
-            continue
-        trial = Trial(ways[threads])
-        taken = min(trial.seconds() for _ in range(TRIALS))
+    if 0 in ways:
+        compiled = Trial(ways[0])
+        if compiled.seconds() < SHORT * compiled.steps:
+            return 0
+        best = _shortest(compiled) / CLEARLY
+    for threads in sorted(ways.keys() - {0}, reverse=True):
+        taken = _shortest(Trial(ways[threads]))
         if taken < best:
             best, chosen = taken, threads
+        elif not chosen:
+            break
     return chosen
+
+
+def _shortest(trial: "Trial") -> float:
+    """Of a few trials, unless they take long."""
+    begin, taken = time.perf_counter(), [trial.seconds()]
+    while len(taken) < TRIALS and time.perf_counter() - begin < SECONDS:
+        taken.append(trial.seconds())
+    return min(taken)
 
 
 class Trial:

@@ -167,7 +167,7 @@ class Round:
     def jaxpr(self, state, piece: Any, given: Given):
         """The operations of a round, from a state's shapes and a piece of its data."""
         arguments = state, piece.drawn, piece.clients, given
-        if not piece.last:  # `whole` never runs
+        if not piece.last or self.host:  # `whole` is not a program
             before = self.traces
             jaxpr = jax.make_jaxpr(self._whole)(*arguments)
             self.traces = before

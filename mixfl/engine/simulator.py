@@ -212,6 +212,8 @@ class Simulator:
                 f"{', '.join(sorted(self.unknown))}: {self.not_timed}. If rounds are slow, try "
                 "loops = host"
             )
+        if self.not_timed and not self.unknown:
+            yield f"PyTorch's own gradients {self.not_timed}. Try loops = pytorch"
         if self.constants >= LARGE_CONSTANTS:
             yield (
                 f"losses close over {self.constants >> 20} MB of arrays: as constants of the "

@@ -21,6 +21,8 @@ def replacement(eqn: Any) -> Jaxpr | None:
         return None
     p = eqn.params
     body, consts = p["jaxpr"].jaxpr, p["num_consts"]
+    if body.effects:  # of which some name arguments by their places
+        return None
     weights = [i for i, w in enumerate(body.invars[:consts]) if _transposed_uses(body, w)]
     if not weights:
         return None

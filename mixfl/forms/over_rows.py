@@ -32,8 +32,11 @@ def replacement(eqn: Any) -> Jaxpr | None:
         shape = (*a.shape[axes:], *b.shape[axes:])
         a, b = a.reshape(rows, -1), b.reshape(rows, -1)
         swapped = rows >= ROWS and a.shape[1] > b.shape[1]
-        sides = (b, a) if swapped else (a, b)
-        z = lax.dot_general(*sides, OVER_ROWS, p["precision"], p["preferred_element_type"])
+        sides, precision = (a, b), p["precision"]
+        if swapped:
+            sides = (b, a)
+            precision = precision[::-1] if isinstance(precision, tuple) else precision
+        z = lax.dot_general(*sides, OVER_ROWS, precision, p["preferred_element_type"])
         if rows >= ROWS:
             z = lax.optimization_barrier(z)  # XLA would turn it round again
         return (z.T if swapped else z).reshape(shape)

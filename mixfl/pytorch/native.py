@@ -6,6 +6,7 @@ client with two: PyTorch's threads wait for each other at every operator.)
 """
 
 import functools
+import math
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -38,24 +39,32 @@ class Gradients:
         data = [np.asarray(a) for a in given[len(self.names) :]]
         clients = [len(a) for a, own in zip(given, batched, strict=True) if own]
         if not clients:
-            return jnp.asarray(self._in_parts(tensors, *data).numpy())
+            return jnp.asarray(self._in_parts(tensors, *data))
+        size = data[0].shape[-1] + sum(
+            math.prod(a.shape[several:]) for a, several in zip(tensors, batched, strict=False)
+        )
+        found = np.empty((clients[0], size), np.float32)
 
-        def of_client(i: int) -> torch.Tensor:
-            every = zip([*tensors, *data], batched, strict=True)
-            own: list[Any] = [a[i] if several else a for a, several in every]
-            return torch.cat(self._one(own[: len(tensors)], *own[len(tensors) :]))
+        def of_client(i: int) -> None:
+            every: list[Any] = [*tensors, *data]
+            own = [a[i] if several else a for a, several in zip(every, batched, strict=True)]
+            results = self._one(own[: len(tensors)], *own[len(tensors) :])
+            torch.cat(results, out=torch.from_numpy(found[i]))
 
-        return jnp.asarray(torch.stack(in_threads(of_client, clients[0])).numpy())
+        in_threads(of_client, clients[0])
+        return jnp.asarray(found)
 
-    def _in_parts(self, parameters: list[torch.Tensor], *data: np.ndarray) -> torch.Tensor:
+    def _in_parts(self, parameters: list[torch.Tensor], *data: np.ndarray) -> np.ndarray:
         """Each thread has some of the examples."""
         cuts = np.array_split(np.arange(len(data[0])), min(self.parts, len(data[0])))
 
         def of_part(i: int) -> tuple[torch.Tensor, torch.Tensor]:
             return self._one(parameters, *(a[cuts[i]] for a in data))
 
+        # By NumPy: in this thread, PyTorch's operators would use all cores.
         losses, slopes = zip(*in_threads(of_part, len(cuts)), strict=True)
-        return torch.cat([*losses, functools.reduce(torch.add, slopes)])
+        total = functools.reduce(np.add, [g.numpy() for g in slopes])
+        return np.concatenate([*(a.numpy() for a in losses), total])
 
     def _one(
         self, parameters: list[torch.Tensor], weights: np.ndarray, *columns: np.ndarray

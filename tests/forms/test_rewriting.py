@@ -162,3 +162,47 @@ def test_rounds_are_the_same(devices, loops):
     for name, first in start.items():
         assert np.abs(y[name] - first).max() > 1e-3
         np.testing.assert_allclose(x[name], y[name], rtol=1e-4, atol=1e-5)
+
+
+def test_precisions_follow_their_sides():
+    high, highest = lax.Precision.HIGH, lax.Precision.HIGHEST
+
+    def product(a, b):
+        return lax.dot_general(a, b, (((0,), (0,)), ((), ())), (high, highest))
+
+    a, b = normal(0, (300, 7)), normal(1, (300, 4))  # the smaller side comes first
+    assert_replaced(over_rows.replacement, product, a, b)
+    (eqn,) = (e for e in operations(with_fast_products(product), a, b)
+              if e.primitive.name == "dot_general")  # fmt: skip
+    assert [v.aval.shape[1] for v in eqn.invars] == [4, 7]
+    assert eqn.params["precision"] == (highest, high)
+
+
+def test_loops_with_effects_stay_as_they_are():
+    seen = []
+
+    def loop(w, x):
+        def step(c, _):
+            jax.debug.callback(lambda c: seen.append(float(c[0, 0])), c, ordered=True)
+            return c @ w.T, None
+
+        return lax.scan(step, x, length=5)[0]
+
+    def with_a_ref(w, x):
+        total = jax.new_ref(x)
+
+        def step(c, _):
+            total[...] = total[...] + c @ w.T
+            return c, None
+
+        lax.scan(step, x, length=5)
+        return total[...]
+
+    w, x = normal(0, (3, 3)), normal(1, (2, 3))
+    for function in (loop, with_a_ref):
+        fast = with_fast_products(function)
+        assert not any(loop_weights.replacement(e) for e in operations(function, w, x))
+        np.testing.assert_allclose(jax.jit(fast)(w, x), jax.jit(function)(w, x), rtol=1e-5)
+    jax.effects_barrier()
+    assert seen[:5] == seen[5:]
+    assert len(seen) == 10

@@ -13,7 +13,7 @@ from torch import nn
 import mixfl
 from mixfl import pytorch
 from mixfl.algorithms import ALGORITHMS
-from mixfl.engine import Simulator, loops, native
+from mixfl.engine import Simulator, loops, native, processes
 from mixfl.engine.host_calls import host_call
 from mixfl.settings import Settings
 
@@ -138,6 +138,20 @@ def test_the_faster_way_is_chosen_once(faster, monkeypatch, tmp_path):
     assert list(json.loads((tmp_path / "loops.json").read_text()).values()) == [int(faster)]
     assert chosen() == way
     assert len(timed) == 2  # known from the file
+
+
+def test_without_a_number_of_threads_only_these_are_timed(monkeypatch, tmp_path):
+    seconds = {1: 1.0, 2: 2.0}
+
+    class Trial:
+        def __init__(self, simulator):
+            self.seconds = lambda: seconds[simulator.devices]
+
+    monkeypatch.setattr(native, "Trial", Trial)
+    monkeypatch.setattr(loops, "programs_folder", lambda: tmp_path)
+    monkeypatch.setattr(processes, "available", lambda: 2)
+    s = dataclasses.replace(S, devices="auto")
+    assert Simulator(PROBLEM, ALGORITHMS["fedavg"].build(PROBLEM, s), s).resolved().devices == 1
 
 
 def test_a_trial_is_a_part_of_a_round():
