@@ -17,6 +17,7 @@ from mixfl.studies.engines import crew
 from mixfl.studies.mailbox import ALIVE, ANSWERS, REQUESTS, WORKERS, Lines
 from mixfl.studies.progress import Board
 from mixfl.studies.trials import Trial
+from mixfl.studies.worker_process import Worker
 
 SLOW = f"{slow_problem.__file__}:problem"  # 50 ms for each evaluation
 EVERY = 5
@@ -273,3 +274,15 @@ def test_a_missing_extra_is_named(on, package, monkeypatch):
 def test_times_are_those_of_sbatch():
     given = {"90": 90, "8:00:00": 480, "1-0": 1440, "2-12:30": 3630, "10:30": 11, "0": 1}
     assert {text: launchers.minutes(text) for text in given} == given
+
+
+def test_a_worker_hears_an_interrupt_that_its_parent_has_blocked(tmp_path):
+    """What Ray starts has it blocked, and so have its children."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        worker = Worker(None, 1)
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    worker.interrupt()  # between runs, it ends
+    assert worker.process.wait(timeout=300)
+    worker.close()
