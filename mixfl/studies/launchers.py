@@ -81,7 +81,13 @@ class RayJob:
         self.ray, self.task = ray, task
 
     def ended(self) -> str | None:
-        over, _ = self.ray.wait([self.task], timeout=0)
+        try:
+            over, _ = self.ray.wait([self.task], timeout=0)
+        except (self.ray.exceptions.RayError, ConnectionError) as error:
+            raise MixflError(
+                f"the Ray cluster is gone ({first_line(error)}). The runs are saved; the same "
+                "command with --resume goes on."
+            ) from None
         if not over:
             return None
         try:

@@ -13,7 +13,7 @@ from mixfl.report.document import Curves, Line, Point, Series, Sweep, Table
 from mixfl.report.document import Trial as Shown
 from mixfl.report.means import final_table
 from mixfl.report.style import NAMES, metric_title
-from mixfl.studies.dissimilarity import FIRST, PAPER
+from mixfl.studies.dissimilarity import FIRST, PAPER, SUMMARY
 from mixfl.studies.results import Results
 from mixfl.studies.study import Setting, Study, plain
 from mixfl.studies.trials import Done
@@ -145,17 +145,28 @@ def table(study, show, ended, out) -> list[Table]:
 
 
 def largest(study, show, ended, out) -> list[Table]:
-    """The largest values over rounds and trials, with the paper's for comparison."""
+    """The paper's Table 2, a column for each setting: what was trained, and the largest values over
+    rounds and trials, with the paper's for comparison."""
     results = Results(study, ended)
-    rows = []
-    for setting in study.named(show.get("series")):
-        values = [results.values(setting, m, "largest").max() for m in show["metrics"]]
-        name = spelt(setting.name, setting.algorithm)
-        rows.append([f"{name}, from round {FIRST}", *(f"{v:.4g}" for v in values)])
-    for task in dict.fromkeys(s.trials[0].task for s in study.settings):
-        if task in PAPER:
-            rows.append([f"the paper, {task}", *(f"{v:g}" for v in PAPER[task])])
-    header = ["", *(f"largest {metric_title(m)}" for m in show["metrics"])]
+    settings = study.named(show.get("series"))
+    columns = []
+    for setting in settings:
+        first = setting.trials[0]
+        config = read_toml(ended[first.folder].folder / "config.toml")
+        model, *terms = SUMMARY.get(first.task, ("-",) * 5)
+        w_f, w_c = (str(config.get(key, "-")) for key in ("w_f", "w_c"))
+        column = [model, *terms[:2], w_f, *terms[2:], w_c]
+        theirs = dict(zip(("theory/g2", "theory/b2"), PAPER.get(first.task, ()), strict=False))
+        for metric in show["metrics"]:
+            ours = results.values(setting, metric, "largest").max()
+            column += [f"{ours:.4g}", f"{theirs[metric]:g}" if metric in theirs else "-"]
+        columns.append(column)
+    names = ["model", "federated data", "federated loss", "w_f", "central data", "central loss"]
+    names.append("w_c")
+    for metric in show["metrics"]:
+        names += [f"largest {metric_title(metric)}, from round {FIRST}", "the paper's"]
+    header = ["", *(spelt(s.name, s.algorithm) for s in settings)]
+    rows = [list(row) for row in zip(names, *columns, strict=True)]
     return [Table(header=header, rows=rows, **head(study, show))]
 
 

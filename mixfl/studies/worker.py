@@ -23,6 +23,8 @@ def main() -> None:
     parent = int(sys.argv[1])
     if len(sys.argv) > 2:
         os.sched_setaffinity(0, {int(sys.argv[2])})
+    # What Ray starts has Ctrl-C blocked; here it is how a run is asked to save and stop.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     # A run has its own handler, which saves; between runs there is nothing to save.
     signal.signal(signal.SIGINT, lambda number, frame: os._exit(130))
     threading.Thread(target=watch, args=(parent,), daemon=True).start()

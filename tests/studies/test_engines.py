@@ -4,22 +4,40 @@ A lost machine costs its run what came after the last checkpoint, and no run is 
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 from pathlib import Path
 
 import pytest
-import slow_problem
+import tiny_problem
 
 from mixfl.errors import MixflError
+from mixfl.runs.folder import is_locked
 from mixfl.studies import launchers, remote, serving
 from mixfl.studies.engines import crew
 from mixfl.studies.mailbox import ALIVE, ANSWERS, REQUESTS, WORKERS, Lines
 from mixfl.studies.progress import Board
 from mixfl.studies.trials import Trial
+from mixfl.studies.worker_process import Worker
 
-SLOW = f"{slow_problem.__file__}:problem"  # 50 ms for each evaluation
-EVERY = 5
+TINY = f"{tiny_problem.__file__}:problem"
+EVERY, ROUNDS = 5, 20
+PAUSED = f"""
+import dataclasses, itertools, pathlib, sys, time
+sys.path.insert(0, {str(Path(tiny_problem.__file__).parent)!r})
+import tiny_problem
+
+def problem():
+    calls, go = itertools.count(), pathlib.Path(__file__).with_name("go")
+
+    def evaluate(params):
+        while next(calls) > 2 * {EVERY} + 2 and not go.exists():
+            time.sleep(0.05)
+        return tiny_problem.evaluate(params)
+
+    return dataclasses.replace(tiny_problem.problem, evaluate=evaluate)
+"""  # after some rounds, it waits for the file `go`
 
 
 class Noting(Board):
@@ -30,9 +48,14 @@ class Noting(Board):
         self.notes.append(message)
 
 
-def slow_trials(n, rounds):
-    keys = {"rounds": rounds, "checkpoint_every": EVERY, "eval_every": 1}
-    return [Trial(SLOW, "fedavg", f"seed{i}", f"{i}", keys={**keys, "seed": i}) for i in range(n)]
+def trials(n, task=TINY):
+    keys = {"rounds": ROUNDS, "checkpoint_every": EVERY, "eval_every": 1}
+    return [Trial(task, "fedavg", f"seed{i}", f"{i}", keys={**keys, "seed": i}) for i in range(n)]
+
+
+def paused_trials(n, folder):
+    (folder / "paused.py").write_text(PAUSED)
+    return trials(n, f"{folder / 'paused.py'}:problem")
 
 
 def under_way(out, rows):
@@ -51,6 +74,20 @@ def starts(folder):
     return [line["round"] for line in said if line["text"].startswith(("begins", "goes on"))]
 
 
+def lose_one(kill, folder, board, over):
+    """When two runs are under way, one loses its machine. The other one waits until that is known
+    and the lost one has let go of its folder."""
+    running: list = []
+    while len(running) < 2 and not over.wait(0.1):
+        running = under_way(folder / "out", 2 * EVERY)
+    kill()
+    while not over.wait(0.1):
+        free = [f for f in running if not is_locked(f) or len(starts(f)) > 1]
+        if free and any("goes on" in note for note in board.notes):
+            break
+    (folder / "go").touch()
+
+
 def check_taken_up(ended, board, out):
     """One run was lost and went on from its checkpoint; all are complete."""
     assert [d.status for d in ended] == ["finished"] * len(ended)
@@ -60,7 +97,7 @@ def check_taken_up(ended, board, out):
     assert all(s[1] >= EVERY for s in again), again
     for one in ended:
         rounds = [row["round"] for row in one.rows]
-        assert rounds == list(range(1, one.trial.keys["rounds"] + 1))
+        assert rounds == list(range(1, ROUNDS + 1))
     assert not (out / WORKERS).exists()
 
 
@@ -68,51 +105,44 @@ def test_a_ray_cluster_loses_a_node(tmp_path, monkeypatch):
     pytest.importorskip("ray")
     monkeypatch.setenv("RAY_worker_niceness", "0")  # tests beside this one would starve it
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    from ray.cluster_utils import Cluster
+    script = Path(tiny_problem.__file__).with_name("ray_cluster.py")
+    board, over, out = Noting(), threading.Event(), tmp_path / "out"
+    cluster = subprocess.Popen(
+        [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
 
-    size: dict = dict(num_cpus=1, object_store_memory=80 << 20, include_dashboard=False)
-    cluster = Cluster(initialize_head=True, head_node_args=size)
+    def kill():
+        cluster.stdin.write("kill\n")
+        cluster.stdin.flush()
+
     try:
-        node = cluster.add_node(num_cpus=1, object_store_memory=80 << 20)
-        over = threading.Event()
-
-        def kill():
-            while not over.wait(0.1):
-                if len(under_way(tmp_path, 2 * EVERY)) == 2:  # one on each node
-                    cluster.remove_node(node, allow_graceful=False)
-                    return
-
-        killer, board = threading.Thread(target=kill), Noting()
-        killer.start()
-        with crew("ray", {"address": cluster.address}) as workers:
+        address = cluster.stdout.readline().strip()
+        threading.Thread(target=lose_one, args=(kill, tmp_path, board, over), daemon=True).start()
+        with crew("ray", {"address": address}) as workers:
             assert len(workers.workers) == 2  # as many as cores
-            ended = workers.make(slow_trials(3, 60), tmp_path, board)
-        over.set()
-        killer.join()
-        check_taken_up(ended, board, tmp_path)
+            ended = workers.make(paused_trials(3, tmp_path), out, board)
     finally:
-        cluster.shutdown()
+        over.set()
+        cluster.communicate()
+    check_taken_up(ended, board, out)
 
 
 def test_a_job_of_submitit_is_killed(tmp_path):
     pytest.importorskip("submitit")
-    board, over = Noting(), threading.Event()
+    board, over, out = Noting(), threading.Event(), tmp_path / "out"
     with crew("slurm", {"cluster": "local", "partition": "any", "time": "0:30:00"}, 2) as workers:
 
         def kill():
-            while not over.wait(0.1):
-                if len(under_way(tmp_path, 2 * EVERY)) == 2:
-                    job = workers.workers[0].job.job
-                    for child in children(job._process.pid):
-                        os.kill(child, signal.SIGKILL)
-                    return
+            for child in children(workers.workers[0].job.job._process.pid):
+                os.kill(child, signal.SIGKILL)
 
-        killer = threading.Thread(target=kill)
-        killer.start()
-        ended = workers.make(slow_trials(2, 60), tmp_path, board)
-        over.set()
-        killer.join()
-    check_taken_up(ended, board, tmp_path)
+        threading.Thread(target=lose_one, args=(kill, tmp_path, board, over), daemon=True).start()
+        try:
+            ended = workers.make(paused_trials(2, tmp_path), out, board)
+        finally:
+            over.set()
+    check_taken_up(ended, board, out)
 
 
 def children(pid: int) -> list[int]:
@@ -159,7 +189,7 @@ def box(tmp_path, monkeypatch):
 
 def test_a_mailbox_takes_a_run_there_and_its_answers_back(box, tmp_path):
     requests = Lines(box / REQUESTS)
-    (trial,) = slow_trials(1, 5)
+    (trial,) = trials(1)
     plain = dict(
         task=trial.task, algorithm=trial.algorithm, folder="a", label="a", keys={"seed": 3}
     )
@@ -180,7 +210,7 @@ def test_a_mailbox_takes_a_run_there_and_its_answers_back(box, tmp_path):
 
 def test_a_worker_ends_when_its_command_is_silent(box, tmp_path):
     (tmp_path / ALIVE).write_text("0")
-    run = {"task": SLOW, "algorithm": "fedavg", "folder": "waits", "label": "w"}
+    run = {"task": TINY, "algorithm": "fedavg", "folder": "waits", "label": "w"}
     Lines(box / REQUESTS).write(run=run, out=str(tmp_path), judged=False)
     serving.serve(str(box), str(tmp_path), 1, 0.0, silent=0.2)
     assert Lines(box / ANSWERS).read()[-1] == {"error": "interrupted"}
@@ -219,7 +249,7 @@ def made(launcher, out):
 
     board = Noting()
     with Crew(0, 0.0, remote.Cluster(launcher, 0.0)) as workers:
-        return workers.make(slow_trials(1, 5), out, board), board
+        return workers.make(trials(1), out, board), board
 
 
 def test_jobs_that_never_start_are_an_error(tmp_path, monkeypatch):
@@ -273,3 +303,15 @@ def test_a_missing_extra_is_named(on, package, monkeypatch):
 def test_times_are_those_of_sbatch():
     given = {"90": 90, "8:00:00": 480, "1-0": 1440, "2-12:30": 3630, "10:30": 11, "0": 1}
     assert {text: launchers.minutes(text) for text in given} == given
+
+
+def test_a_worker_hears_an_interrupt_that_its_parent_has_blocked(tmp_path):
+    """What Ray starts has it blocked, and so have its children."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        worker = Worker(None, 1)
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    worker.interrupt()  # between runs, it ends
+    assert worker.process.wait(timeout=300)
+    worker.close()

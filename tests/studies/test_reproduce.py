@@ -1,5 +1,6 @@
 """Studies, and the report of a reproduction."""
 
+import json
 import signal
 import subprocess
 import sys
@@ -15,7 +16,8 @@ from mixfl.report.document import Document, Section
 from mixfl.report.page import page
 from mixfl.studies import reproduce, study
 from mixfl.studies.progress import Board
-from mixfl.studies.trials import Crew
+from mixfl.studies.show import shown
+from mixfl.studies.trials import Crew, Done
 
 TINY = f"{tiny_problem.__file__}:problem"
 MIXFL = Path(sys.executable).with_name("mixfl")
@@ -325,3 +327,29 @@ def test_theory_and_costs_need_no_runs(tmp_path):
         "tab.conv_summary", "tab.lr_limit_summary", "tab.slr_assumptions"
     ]  # fmt: skip
     assert all(len(p.rows) == 9 for p in document.sections[0].parts)
+
+
+def test_table_2_is_one_table_with_a_column_for_each_task(tmp_path):
+    (asked,) = reproduce.chosen(["tab.metrics_summary"], "quick", None)
+    (show,) = (s for s in asked.shows if s["label"] == "tab.metrics_summary")
+    ended = {}
+    for i, setting in enumerate(asked.settings):
+        for k, trial in enumerate(setting.trials):
+            folder = tmp_path / trial.folder
+            folder.mkdir(parents=True)
+            (folder / "config.toml").write_text("w_f = 0.5\nw_c = 0.25\n")
+            rows = [{"round": r, "theory/g2": r * (i + 1), "theory/b2": 1 + k} for r in (2, 50)]
+            (folder / "metrics.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+            ended[trial.folder] = Done(trial, folder, "finished", 50)
+    (table,) = shown(asked, show, ended, tmp_path)
+    tasks = [s.trials[0].task for s in asked.settings]
+    assert tasks[:3] == ["smile", "text", "movie"]
+    column = {row[0]: row[1:4] for row in table.rows if row[0] != "the paper's"}
+    theirs = [row[1:4] for row in table.rows if row[0] == "the paper's"]
+    assert column["federated data"] == ["CelebA, smiling", "Stack Overflow", "MovieLens"]
+    assert column["central loss"][2] == "spreadout"
+    assert (column["w_f"], column["w_c"]) == (["0.5"] * 3, ["0.25"] * 3)
+    g2, b2 = (values for name, values in column.items() if name.startswith("largest"))
+    assert g2 == ["50", "100", "150"]
+    assert b2 == [str(len(asked.settings[0].trials))] * 3
+    assert theirs == [["49.04", "0.03", "0.03"], ["1.26", "1.34", "1.5"]]
