@@ -49,12 +49,12 @@ pytest.register_assert_rewrite(
 SYSTEM = {
     "test_distributed", "test_exchange", "test_faults", "test_flower", "test_flower_poison",
     "test_kill", "test_members", "test_no_surprises", "test_page", "test_supervisor",
-    "test_sweeps", "test_trackers", "test_wandb", "test_watch_page", "test_wire",
+    "test_sweeps", "test_trackers", "test_tune", "test_wandb", "test_watch_page", "test_wire",
     "test_zoo",
 }  # fmt: skip
 NUMBERS = {
     "test_audit", "test_client_settings", "test_codes", "test_frozen", "test_participation",
-    "test_populations", "test_private_diagnosis", "test_random_losses",
+    "test_native", "test_populations", "test_private_diagnosis", "test_random_losses",
 }  # fmt: skip
 # Repeated in test-numbers with XLA's optimizations, in tables for the paper's algorithms.
 OPTIMIZED = {
@@ -81,14 +81,18 @@ FUNCTIONS = {
         "test_adaptive_server_optimizers_agree_too",
         "test_advice_follows_what_is_known_of_the_algorithms",
         "test_chunks_and_devices_change_nothing", "test_chunks_and_devices_clip_alike",
+        "test_fact_3_unequal_clients_leave_a_drift", "test_low_rank_is_plain",
         "test_noise_is_enough_and_hardly_more", "test_other_settings_equal_the_reference",
         "test_padding_leaves_an_optimizer_alone_beside_an_augmenting_gradient",
-        "test_row_sparse_tables_are_clipped_alike", "test_rows_are_dense",
-        "test_sparse_is_dense_on_other_problems",
+        "test_rounds_are_the_same", "test_row_sparse_tables_are_clipped_alike",
+        "test_rows_are_dense", "test_sparse_is_dense", "test_sparse_is_dense_on_other_problems",
+        "test_sparse_is_dense_whatever_the_size_of_a_client",
         "test_the_host_gives_what_the_compiled_round_gives",
+        "test_the_mean_of_many_draws_is_what_was_coded",
         "test_the_prediction_is_near_what_xla_allocates",
         "test_the_server_tells_how_far_it_is", "test_unknown_operators_are_timed_once",
         "test_weighting_by_examples_steps_and_uniform_differ",
+        "test_without_noise_and_limit_it_is_the_algorithm",
     },
 }  # fmt: skip
 PAPERS = {"fedavg", "pt", "1wgt", "2wgt"}
