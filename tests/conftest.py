@@ -15,6 +15,7 @@ four; the others are in test-numbers.
 
 import gc
 import os
+import signal
 from pathlib import Path
 
 import jax
@@ -36,6 +37,9 @@ jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 jax.config.update("jax_num_cpu_devices", 2)
+# What a shell starts in the background ignores Ctrl-C, and so would the processes of the tests.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 # The outcome must not depend on the clock, nor on the day.
 settings.register_profile(
     "steady", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]

@@ -146,9 +146,12 @@ class Population:
         group, forms, term, broadcast, feeds = part
         count = len(feeds.batches.mask)
         one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), feeds)
-        client, shapes = once_traced(
-            functools.partial(self._client, forms, term, broadcast, told, look), one
-        )
+        work = functools.partial(self._client, forms, term, broadcast, told, look)
+        traced, shapes = once_traced(work, one)
+
+        def client(feed):  # a form may have cut it
+            alike = jax.tree.map(lambda a, b: a.shape == b.shape, feed, one)
+            return traced(feed) if all(jax.tree.leaves(alike)) else work(feed)
 
         def alone(sums, feed):
             added, rest = client(feed)

@@ -418,12 +418,15 @@ def test_a_run_of_a_sweep_that_is_stopped_ends_no_other(tmp_path):
     """The worker's answer; the run's folder is as the run left it, and it has no result."""
 
     class Stopped:
-        def run(self, trial, out, tell, note):
+        def ready(self, out, wanted):
+            return wanted()
+
+        def run(self, trial, out, tell, note, judge):
             return {"error": "stopped on request after round 3 of 9", "on_request": True}
 
     crew = Crew.__new__(Crew)
     trials = [Trial(f"{TINY}:problem", "fedavg", name, name) for name in ("one", "two")]
-    crew.workers = [Stopped()]
+    crew.workers, crew.cluster = [Stopped()], None
     ended = crew.make(trials, tmp_path, Progress())
     assert [(d.status, d.round) for d in ended] == [("failed", 0)] * 2
     with pytest.raises(MixflError, match=r"2 of 2 runs failed \(one: stopped on request.*--resume"):
