@@ -45,12 +45,17 @@ def _abstract(*given, work, size, batched):
 
 
 def _of_clients(given, axes, *, work, size, batched):
-    if any(batched):
-        raise NotImplementedError("vmap of vmap of a host call")
     new = tuple(axis is not None for axis in axes)
     front = [jnp.moveaxis(a, axis, 0) if own else a
              for a, axis, own in zip(given, axes, new, strict=True)]  # fmt: skip
-    return _call.bind(*front, work=work, size=size, batched=new), 0
+    if not any(batched):
+        return _call.bind(*front, work=work, size=size, batched=new), 0
+    places = [  # there is an axis of clients already: a call for each place of this one
+        _call.bind(*(a[i] if own else a for a, own in zip(front, new, strict=True)),
+                   work=work, size=size, batched=batched)
+        for i in range(front[new.index(True)].shape[0])
+    ]  # fmt: skip
+    return jnp.stack(places), 0
 
 
 def _callback(*given, work, size, batched):

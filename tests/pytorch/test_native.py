@@ -225,3 +225,6 @@ def test_a_call_in_a_compiled_program():
     several = jnp.stack([a, a + 5], 1)
     found = jax.jit(jax.vmap(lambda a: host_call(work, 3, a), in_axes=1))(several)
     np.testing.assert_array_equal(found, several.T * 2)
+    grid = jnp.arange(12.0).reshape(2, 2, 3)
+    twice = jax.jit(jax.vmap(jax.vmap(lambda a: host_call(work, 3, a)), in_axes=1))(grid)
+    np.testing.assert_array_equal(twice, jnp.swapaxes(grid, 0, 1) * 2)
