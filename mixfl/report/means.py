@@ -13,6 +13,8 @@ from mixfl.report.style import metric_title
 from mixfl.runs.wording import number
 from mixfl.theory.intervals import half_width, interval
 
+LONG_NAME = 36  # characters, above which a note would leave its chart
+
 
 @dataclass(frozen=True)
 class Mean:
@@ -96,7 +98,9 @@ def cap(
     if end <= 3 * others[-1][0]:
         return None
     limit = 1.2 * max(others[-1][0], *(start for _, start, _ in others))
-    return limit, f"off the scale: {name}, {end:.2f} at the end"
+    name = name if len(name) <= LONG_NAME else f"{name[:LONG_NAME]}…"
+    value = f"{end:.2f}" if end < 1e4 else f"{end:.1e}"
+    return limit, f"off the scale: {name}, {value} at the end"
 
 
 def final(series: Series, metric: str) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator
 
 from mixfl.report.plots import FILES, UNDATED
 from mixfl.report.style import NAMES, metric_title, styles
@@ -34,6 +34,9 @@ def draw(
         axis.set_ylabel(metric_title(metric))
         if logarithmic:
             axis.set_xscale("log")
+            axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axis.xaxis.set_major_formatter("{x:g}")
+            axis.xaxis.set_minor_formatter("")
         elif all(isinstance(r.keys.get(key, r.number), int) for r in known):
             axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         axis.grid(alpha=0.25)

@@ -110,6 +110,9 @@ def test_only_a_loss_far_above_the_others_is_cut_off():
     limit, words = cap("eval/loss", ["a", "b", "c"], means)
     assert limit == pytest.approx(1.2 * 0.9)
     assert words == "off the scale: c, 5.00 at the end"
+    means[2] = mean(series([0.9, 9e23]), "eval/loss")
+    _, words = cap("eval/loss", ["a", "b", "c" * 90], means)
+    assert words == f"off the scale: {'c' * 36}…, 9.0e+23 at the end"
     assert cap("eval/loss", ["a", "b"], means[:2]) is None
     assert cap("eval/auc", ["a", "b", "c"], means) is None
 
