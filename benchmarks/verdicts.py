@@ -1,6 +1,7 @@
-"""The table of verdicts in docs/results.md, from the files verdicts.json of `mixfl reproduce`.
+"""The tables of verdicts in docs/results.md, from the files verdicts.json of `mixfl reproduce`.
 
-    python -m benchmarks.verdicts docs/results/verdicts_1.json OUT/verdicts.json ...
+    python -m benchmarks.verdicts docs/results/verdicts_*.json              # a row a claim
+    python -m benchmarks.verdicts docs/results/verdicts_*.json --figures    # all checks
 
 All versions of a protocol are listed, the newest first.
 """
@@ -11,17 +12,18 @@ from pathlib import Path
 import click
 
 from mixfl.report.document import Finding
-from mixfl.report.markdown import table
+from mixfl.report.markdown import plain, table
 
 HEADER = [
     "#", "claim", "data", "verdict", "effect", "interval", "trials", "setting", "version"
 ]  # fmt: skip
 
 
-def rows(findings: list[Finding]) -> list[list[str]]:
-    def place(f: Finding):
-        return not f.number.isdigit(), f.number.zfill(3), f.data, -f.version
+def place(f: Finding):
+    return not f.number.isdigit(), f.number.zfill(3), f.data, -f.version
 
+
+def rows(findings: list[Finding]) -> list[list[str]]:
     return [
         [f.number, f.says, f.data, f.verdict, f.effect, f.interval, f.trials,
          f.setting.split(":")[0], str(f.version)]
@@ -29,12 +31,23 @@ def rows(findings: list[Finding]) -> list[list[str]]:
     ]  # fmt: skip
 
 
+def figures(findings: list[Finding]) -> list[str]:
+    lines = []
+    for f in sorted(findings, key=place):
+        title = f"**{plain(f.number)}. {plain(f.says)}** ({plain(f.data)}): {f.verdict}"
+        how = f"Version {f.version}, {f.trials or 0} trials. Setting: {plain(f.setting)}."
+        lines += [title, "", how, ""]
+        lines += [*(f"- {plain(words)}" for words in f.evidence), ""]
+    return lines
+
+
 @click.command()
 @click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
-def main(files: tuple[Path, ...]) -> None:
+@click.option("--figures", "detailed", is_flag=True, help="All checks of each claim.")
+def main(files: tuple[Path, ...], detailed: bool) -> None:
     studies = [study for file in files for study in json.loads(file.read_text()).values()]
     every = [Finding(**f) for study in studies for found in study.values() for f in found]
-    click.echo("\n".join(table(HEADER, rows(every))))
+    click.echo("\n".join(figures(every) if detailed else table(HEADER, rows(every))))
 
 
 if __name__ == "__main__":

@@ -91,7 +91,7 @@ class Finding:
     evidence: Sequence[str]  # one line per check
     effect: str = ""  # of the check that decides, and its interval
     interval: str = ""
-    trials: str = ""  # the fewest of a check
+    trials: str = ""  # of that check
     setting: str = ""  # the paper's, or how it differs
     version: int = 1  # of the study's protocol
 

@@ -67,6 +67,17 @@ def run(check: Mapping[str, Any], results: Results) -> list[Checked]:
     return [one_of(checked)] if check.get("any") else checked
 
 
+def apart(check: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The check as several, each with what is judged by itself: a pair that is decided needs no
+    more trials, whatever the others need."""
+    if "each" in check:
+        return [{**check, "each": [algorithm]} for algorithm in check["each"]]
+    if check.get("any") or check.get("kind") not in ("better", "close", "reaches", "apart"):
+        return [check]
+    each = [check[k] if isinstance(check[k], list) else [check[k]] for k in ("than", "of")]
+    return [{**check, "of": of, "than": than} for than, of in itertools.product(*each)]
+
+
 def one_of(checked: list[Checked]) -> Checked:
     """The check that agrees, if there is one."""
     first = {AGREE: 0, OPEN: 1, DISAGREE: 2}
@@ -267,13 +278,13 @@ def order(check, results) -> list[Checked]:
     words, counts = [], []
     for name in check["of"]:
         good = []
-        for setting in study.named(f"{name}*"):
+        for setting in study.named(f"{name} {key}=*"):
             values = results.values(setting, metric, "end")
             counts.append(len(values))
             if not np.isnan(values).any() and values.max() < check["limit"]:
                 good.append(float(setting.keys[key]))
         largest.append(max(good, default=0.0))
-        top = max(float(s.keys[key]) for s in study.named(f"{name}*"))
+        top = max(float(s.keys[key]) for s in study.named(f"{name} {key}=*"))
         every = " (all tried)" if largest[-1] == top else ""
         words.append(f"{name} up to {largest[-1]:g}{every}")
     steps = list(itertools.pairwise(largest))

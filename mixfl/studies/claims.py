@@ -1,9 +1,9 @@
 """Decides claims from the runs' metrics. A claim is a list of checks (checks.py).
 
 A claim agrees if all of its checks agree, and disagrees if one disagrees. While it is not decided,
-the series that it compares get more trials, up to the study's last look. Metrics are means over a
-part of the curve (`at`): `end`, the last fifth of the evaluations; `early`, the first fifth;
-`curve`, all; `largest`, the maximum from round 10 on.
+the series of its checks that are not decided get more trials, up to the study's last look. Metrics
+are means over a part of the curve (`at`): `end`, the last fifth of the evaluations; `early`, the
+first fifth; `curve`, all; `largest`, the maximum from round 10 on.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from mixfl.report.document import Finding
-from mixfl.studies.checks import AGREE, DISAGREE, OPEN, Checked, run
+from mixfl.studies.checks import AGREE, DISAGREE, OPEN, Checked, apart, run
 from mixfl.studies.results import Results
 from mixfl.studies.study import Study
 from mixfl.studies.trials import Done
@@ -34,8 +34,16 @@ def undecided(study: Study, ended: Mapping[str, Done]) -> set[str]:
 def judged(study: Study, ended: Mapping[str, Done]) -> list[Judged]:
     every = []
     for claim in study.claims:
-        results = Results(study, ended)
-        checked = [c for check in claim["checks"] for c in run(check, results)]
+        checked: list[Checked] = []
+        asked, lacks = set(), set()
+        for check in claim["checks"]:
+            for one in apart(check):
+                results = Results(study, ended)
+                outcome = run(one, results)
+                checked += outcome
+                asked |= results.asked
+                if any(c.verdict == OPEN for c in outcome):
+                    lacks |= results.asked
         verdicts = [c.verdict for c in checked]
         verdict = AGREE
         if DISAGREE in verdicts:
@@ -43,12 +51,13 @@ def judged(study: Study, ended: Mapping[str, Done]) -> list[Judged]:
         elif OPEN in verdicts:
             verdict = OPEN
         settled = any(c.verdict == OPEN and c.settled for c in checked)
-        lacks = frozenset(results.asked if verdict == OPEN and not settled else ())
+        if verdict != OPEN or settled:
+            lacks = set()
         found = finding(study, claim, verdict, checked)
-        own = {s.data for s in study.settings if s.name in results.asked}
+        own = {s.data for s in study.settings if s.name in asked}
         if own and all(own):  # series with a task of their own
             found = replace(found, data="; ".join(sorted(own)))
-        every.append(Judged(found, lacks))
+        every.append(Judged(found, frozenset(lacks)))
     return every
 
 
@@ -57,13 +66,12 @@ def finding(study: Study, claim, verdict: str, checked: Sequence[Checked]) -> Fi
     nearest to a limit."""
     deciding = min((c for c in checked if c.verdict == verdict), key=lambda c: c.slack)
     effect = deciding.effect
-    counts = [c.trials for c in checked if c.trials]
     return Finding(
         str(claim["number"]), claim["says"], study.data, verdict,
         [f"{c.evidence}: {c.verdict}" for c in checked],
         f"{effect.mean:+.3g}" if effect else "",
         f"[{effect.low:+.3g}, {effect.high:+.3g}]" if effect and effect.low < effect.high else "",
-        str(min(counts)) if counts else "", setting(study, checked), study.version,
+        str(deciding.trials or ""), setting(study, checked), study.version,
     )  # fmt: skip
 
 

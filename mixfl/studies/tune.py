@@ -9,6 +9,7 @@ from typing import Any, Unpack
 
 import mixfl
 from mixfl.algorithms import recipe
+from mixfl.engine.first_model import first_model
 from mixfl.errors import Diverged, MixflError, unknown
 from mixfl.metrics import lower_is_better
 from mixfl.problem import Problem
@@ -209,7 +210,7 @@ def asked_for(
 
 def metric_of(planned: Plan, by: str | None) -> str:
     """What runs are judged by: on validation data if there is any."""
-    x = one_copy(planned.simulator().init().x)
+    x = one_copy(first_model(planned.problem, planned.settings.seed))
     metrics = evaluated(planned.problem, x, planned.settings.eval_clients)
     prefix = "valid/" if any(k.startswith("valid/") for k in metrics) else "eval/"
     known = [k.removeprefix(prefix) for k in metrics if k.startswith(prefix)]

@@ -256,6 +256,25 @@ def test_a_diverged_trial_is_not_undone_by_more(tmp_path):
         assert claims.undecided(made, outcomes.ended) == lacks
 
 
+def test_only_the_pairs_that_are_not_decided_need_more_trials(tmp_path):
+    figures = {
+        "a": [1.0, 1.1, 1.05],
+        "b": [2.0, 2.1, 2.05],
+        "c": [1.0, 1.3, 1.0],
+        "d": [9.0, 9.1, 9.0],
+    }
+    outcomes = results(tmp_path, figures)
+    checks = [
+        {"kind": "better", "metric": "eval/loss", "of": "a", "than": ["b", "c"]},
+        {"kind": "better", "metric": "eval/loss", "of": "b", "than": "d"},
+    ]
+    claim = {"number": 1, "says": "so", "checks": checks}
+    made = Study(**{**vars(outcomes.study), "claims": [claim]})
+    (found,) = claims.decide(made, outcomes.ended)
+    assert [line.rsplit(": ", 1)[1] for line in found.evidence] == [AGREE, OPEN, AGREE]
+    assert claims.undecided(made, outcomes.ended) == {"a", "c"}
+
+
 def test_the_effect_shown_is_that_of_the_check_that_decides(tmp_path):
     outcomes = results(tmp_path, {**CLEAR, "c": [1.5, 1.61, 1.54]})
     claim = {

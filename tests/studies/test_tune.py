@@ -180,12 +180,13 @@ def test_without_optuna_the_extra_is_named(tmp_path, monkeypatch):
 
 
 @pytest.mark.system
-def test_the_command_searches_with_two_workers_and_repeats_the_best(tmp_path):
+@pytest.mark.parametrize("on", [[], ["--on", "slurm", "--on-option", "cluster=local"]])
+def test_the_command_searches_with_two_workers_and_repeats_the_best(on, tmp_path):
     out, task = tmp_path / "s", f"{tiny_problem.__file__}:problem"
     ended = subprocess.run(
         [str(MIXFL), "tune", task, "--algorithms", "pt,2wgt", "--over", "client_lr=1e-3:1:log",
          "--over", "merge_lr=0.3,0.5", "--trials", "6", "--rounds", "4", "--jobs", "2", "--out",
-         str(out)], capture_output=True, text=True,
+         str(out), *on], capture_output=True, text=True,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
     content = json.loads((out / tuning.RESULTS).read_text())
