@@ -162,7 +162,7 @@ def descend(
 
 
 def client_update(term, s: Settings, broadcast: Broadcast, feed: ClientFeed, grad=None,
-                  collect=False, after=lambda g: g) -> Upload:  # fmt: skip
+                  collect=False, after=None) -> Upload:  # fmt: skip
     """The paper's ClientUpdate: K_i steps of a fresh ClientOpt from x.
 
     `grad(x, ClientFeed of one step)` is the client's own gradient, by default that of its term.
@@ -170,19 +170,25 @@ def client_update(term, s: Settings, broadcast: Broadcast, feed: ClientFeed, gra
     `grad_clip`.
     """
     s = s.of(term)
-    own = shortened(s, grad or (lambda x, feed: gradient(term, x, feed.batches)))
-    opt = client_opt(s, broadcast.x)
     mask = feed.batches.mask
     active = jnp.any(mask > 0, axis=1).astype(jnp.float32)
-    each = feed._replace(state=None)  # the rest has a first axis of steps
+    # A loss may take plain steps by itself, all in one call.
+    at_once = getattr(term.loss, "steps_in_form", None)
+    if at_once and plain_steps(s) and s.grad_clip == "off" and not (grad or after or collect):
+        x, loss = at_once(term.weight, s.client_lr, broadcast.x, feed.batches, broadcast.aug)
+        grads = None
+    else:
+        own = shortened(s, grad or (lambda x, feed: gradient(term, x, feed.batches)))
+        opt = client_opt(s, broadcast.x)
 
-    def changed(x, feed):
-        loss, g = own(x, feed)
-        return loss, after(g)
+        def changed(x, feed):
+            loss, g = own(x, feed)
+            return loss, after(g) if after else g
 
-    x, _, grads, loss = descend(
-        changed, opt, broadcast.x, each, opt.init(broadcast.x), active, broadcast.aug, collect
-    )
+        x, _, grads, loss = descend(
+            changed, opt, broadcast.x, feed._replace(state=None),  # it has no axis of steps
+            opt.init(broadcast.x), active, broadcast.aug, collect,
+        )  # fmt: skip
     steps = jnp.sum(active)
     weight = {
         "examples": lambda: jnp.sum(mask),

@@ -38,7 +38,7 @@ def open_store(path: Path) -> ClientData:
             raise ValueError("clients.arrow has columns of the wrong type")
         if clients["end"].null_count or clients["id"].null_count:
             raise ValueError("clients.arrow has missing values")
-        offsets = np.concatenate([[0], clients["end"].to_numpy()])
+        offsets = np.concatenate([[0], *map(_numbers, clients["end"].chunks)])
         ids = Ids(clients["id"])
         rows = {len(column) for column in columns.values()}
     except MixflError:
@@ -92,10 +92,22 @@ def _view(batch: pa.RecordBatch, f: pa.Field) -> Any:
     if _lists(array.type):
         if array.null_count:
             raise ValueError(f"column {f.name} has missing values")
-        values = array.values.to_numpy(zero_copy_only=True).view(dtype)
-        return values, array.offsets.to_numpy(zero_copy_only=True)
+        return _numbers(array.values).view(dtype), _numbers(array.offsets)
     flat = array.flatten() if pa.types.is_fixed_size_list(array.type) else array
-    return flat.to_numpy(zero_copy_only=True).view(dtype).reshape(batch.num_rows, *shape)
+    return _numbers(flat).view(dtype).reshape(batch.num_rows, *shape)
+
+
+def _numbers(array: pa.Array) -> np.ndarray:
+    """A view. (Arrow's own `to_numpy` imports pandas if it is there, which takes half a second.)"""
+    if array.null_count:
+        raise ValueError("there are missing values")
+    dtype = np.dtype(array.type.to_pandas_dtype())
+    if dtype.kind not in "iuf" or array.type.bit_width != 8 * dtype.itemsize:
+        raise ValueError(f"numbers are kept as {array.type}")
+    if not len(array):
+        return np.zeros(0, dtype)
+    buffer = array.buffers()[1]
+    return np.frombuffer(buffer, dtype, len(array), array.offset * dtype.itemsize)
 
 
 class Ids:

@@ -14,6 +14,7 @@ from mixfl.aggregation import Chain
 from mixfl.algorithms.contract import Algorithm
 from mixfl.algorithms.marks import uses_own_loss_only
 from mixfl.engine import processes
+from mixfl.engine.first_model import first_shapes
 from mixfl.engine.sizes import Shape, client_shapes
 from mixfl.errors import MixflError
 from mixfl.forms import CHOOSE, flops, low_rank
@@ -38,7 +39,7 @@ AT_ONCE = 2**28  # numbers that clients train at once on an accelerator, 1 GB of
 def model_shapes(problem: Problem) -> Params | None:
     """None if init fails: the preflight then says what is wrong with it."""
     try:
-        return jax.eval_shape(problem.init, jax.random.key(0))
+        return first_shapes(problem)
     except Exception:
         return None
 
@@ -50,7 +51,7 @@ def in_fast_form(
     plain = s.convolutions == "auto" and platform != "cpu"
     if x is None or plain or s.convolutions == "plain":
         return problem, algorithm
-    fast = in_products(problem, x)
+    fast = in_products(problem, x, s)
     if fast is problem:
         return problem, algorithm
     origin = algorithm.own_origin()
@@ -89,8 +90,9 @@ class Forms(NamedTuple):
 
 
 def choose_forms(
-    problem: Problem, x: Params | None, algorithm: Algorithm, s: Settings, aggregation: Chain
-) -> Forms:
+    problem: Problem, x: Params | None, algorithm: Algorithm, s: Settings, aggregation: Chain,
+    platform: str = "",
+) -> Forms:  # fmt: skip
     """No forms if the algorithm has no clients, or if the model's shapes are not known."""
     if s.tables == "rows" and not any(t.rows for t in problem.populations):
         raise MixflError("tables = rows, but no term marks a table (rows=... of Federated).")
@@ -105,7 +107,8 @@ def choose_forms(
         for choose in CHOOSE:
             form = choose(
                 Candidate(term, x, algorithm, s.of(term), *shape, s.aggregation != "mean",
-                          aggregation.squares, aggregation.elements, chosen)
+                          aggregation.squares, aggregation.elements, chosen,
+                          platform or jax.default_backend())
             )  # fmt: skip
             if isinstance(form, Refused):
                 refused[form] = choose.__module__
@@ -154,7 +157,8 @@ def clients_at_once(platform: str, clients: int, x: Params, forms: Sequence[Form
         most = clients
     else:
         # Rows of tables are gathered, not multiplied.
-        most = GROUP if forms or trained_numbers(x, forms) <= GROUPED_MODEL else 1
+        tables = any(isinstance(form, RowForm) for form in forms)
+        most = GROUP if tables or trained_numbers(x, forms) <= GROUPED_MODEL else 1
     return max(n for n in range(1, min(most, clients) + 1) if clients % n == 0)
 
 

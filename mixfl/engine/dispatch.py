@@ -7,6 +7,7 @@ to rounding. Loops inside a user's loss stay compiled. Calls of other libraries 
 between the pieces.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,7 +17,15 @@ from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
 
 from mixfl.algorithms.loops import LOOP
 from mixfl.engine import host_calls
-from mixfl.forms.jaxpr import jaxprs_in_params, variables
+from mixfl.forms.jaxpr import inner_names, jaxprs_in_params, variables
+
+QUICK = {  # to compile, but slow to run
+    "xla_backend_optimization_level": 0,
+    "xla_cpu_use_fusion_emitters": False,
+    "xla_cpu_parallel_codegen_split_count": 1,
+}
+LITTLE = 2**20  # numbers that a piece computes, which take no time
+PRODUCTS = {"dot_general", "conv_general_dilated", "scan", "while"}
 
 
 class Dispatched:
@@ -65,7 +74,9 @@ class Pieces:
                 constvars=[], invars=inputs, outvars=outputs, eqns=eqns,
                 debug_info=self.jaxpr.debug_info.with_unknown_names(),
             )  # fmt: skip
-            return inputs, outputs, jax.jit(jaxpr_as_fun(ClosedJaxpr(jaxpr, ())))
+            options = QUICK if little(eqns) and jax.default_backend() == "cpu" else None
+            compiled = jax.jit(jaxpr_as_fun(ClosedJaxpr(jaxpr, ())), compiler_options=options)
+            return inputs, outputs, compiled
         run = KINDS[eqn.primitive.name](eqn)
 
         def with_literals(*args):
@@ -166,6 +177,14 @@ def _called(eqn) -> Callable[[Sequence], list]:
 KINDS = {
     "scan": _scan, "while": _while, "cond": _branches, "jit": _branches, host_calls.NAME: _called,
 }  # fmt: skip
+
+
+def little(eqns: Sequence) -> bool:
+    """Do they compute so little that compiling takes longer than running? A model of many small
+    arrays has such pieces: its sums, between calls of another library."""
+    numbers = sum(math.prod(v.aval.shape) for eqn in eqns for v in eqn.outvars)
+    names = {name for eqn in eqns for name in (eqn.primitive.name, *inner_names(eqn))}
+    return numbers <= LITTLE and not names & PRODUCTS
 
 
 def is_loop(eqn) -> bool:

@@ -7,6 +7,7 @@ once.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import jax
 
@@ -26,18 +27,39 @@ def first_model(problem: Problem, seed: int) -> Params:
     key = jax.random.key(seed)
     if isinstance(key, jax.core.Tracer):  # only the shapes are asked for
         return problem.init(key)
-    programs, values = problem.kept.setdefault("init", {}), captured(problem.init)
-    if values not in programs:
-        programs.clear()
-        programs[values] = _program(problem.init)
-    return programs[values](key)
+    known = _known(problem)
+    if "program" not in known:
+        known["program"] = _program(problem.init, lambda: _traced(problem))
+    return known["program"](key)
 
 
-def _program(init: Callable) -> Callable:
-    try:
+def first_shapes(problem: Problem) -> Params:
+    """The shapes of what `problem.init` returns, or its error."""
+    return _traced(problem)[1]
+
+
+def _known(problem: Problem) -> dict[str, Any]:
+    """What is known of `problem.init`, as long as the values that it uses are the same."""
+    by_values, values = problem.kept.setdefault("init", {}), captured(problem.init)
+    if values not in by_values:
+        by_values.clear()
+        by_values[values] = {}
+    return by_values[values]
+
+
+def _traced(problem: Problem) -> tuple[ClosedJaxpr, Any]:
+    """The operations of `problem.init`, and the shapes of its result."""
+    known = _known(problem)
+    if "traced" not in known:
         # A new function each time: JAX remembers what it traced, whatever has changed around it.
-        traced = jax.make_jaxpr(lambda key: init(key), return_shape=True)
-        closed, shapes = traced(jax.random.key(0))
+        traced = jax.make_jaxpr(lambda key: problem.init(key), return_shape=True)
+        known["traced"] = traced(jax.eval_shape(lambda: jax.random.key(0)))
+    return known["traced"]
+
+
+def _program(init: Callable, trace: Callable) -> Callable:
+    try:
+        closed, shapes = trace()
     except Exception:  # an init that can't be traced; or is wrong, and will say so
         return init
     large = tree_bytes(closed.consts) > LARGE_CONSTANTS

@@ -5,13 +5,13 @@ call of PyTorch (host_calls.py), and everything else is as it always is: the ste
 the aggregation. So the two ways differ by rounding only, whatever the settings.
 
 A loss that can't be compiled always takes this way. Otherwise a part of a round is timed in both
-ways before the run, and this one is taken if it is clearly faster. The outcome is kept on disk, by
-program (loops.py).
+ways before the run, in turns, and this one is taken if it is faster. The outcome is kept on disk,
+by program (loops.py).
 """
 
 import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -25,10 +25,12 @@ from mixfl.forms.products import original
 from mixfl.problem import Problem
 from mixfl.settings import Settings
 
-CLEARLY = 1.15  # the compiled round takes so many times as long
-SHORT = 0.003  # seconds of a step, of which starting PyTorch's operators would be a large part
+CLEARLY = 1.03  # the compiled round takes so many times as long
+CLOSE = 1.15  # a smaller ratio is measured more often
+SHORT = 0.001  # seconds of a step, of which starting PyTorch's operators would be a large part
+LONG = 0.2  # seconds of a step, which one client with all cores may take faster
 STEPS = 2  # of each client that is timed
-TRIALS, SECONDS = 3, 1.0  # at most so many, and no new one after so many seconds
+TRIALS, MOST, SECONDS = 3, 9, 20.0  # at least, at most, and no new one after so many seconds
 
 
 def refused(problem: Problem, algorithm: Algorithm, s: Settings, forms: Forms) -> str:
@@ -75,7 +77,7 @@ def best(ways: dict[int, Any], jaxpr: Any) -> int:
         return next(iter(ways))
     if jaxpr is None:
         jaxpr = ways[max(ways)]._jaxpr()
-    name = loops.digest(_described(jaxpr.jaxpr), sorted(ways))
+    name = loops.digest(_described(jaxpr.jaxpr), (sorted(ways), CLEARLY))
     kept = loops.read()
     if kept.get(name) not in ways:
         kept[name] = _fastest(ways)
@@ -92,28 +94,38 @@ def _described(jaxpr: Any) -> Iterator[str]:
 
 
 def _fastest(ways: dict[int, Any]) -> int:
-    """The most threads are tried first. If the compiled round is faster, no others are."""
-    best, chosen = float("inf"), 0
+    """The most threads are tried first. If the compiled round is as fast, no others are."""
+    most, *fewer = sorted(ways.keys() - {0}, reverse=True)
     if 0 in ways:
         compiled = Trial(ways[0])
         if compiled.seconds() < SHORT * compiled.steps:
             return 0
-        best = _shortest(compiled) / CLEARLY
-    for threads in sorted(ways.keys() - {0}, reverse=True):
-        taken = _shortest(Trial(ways[threads]))
-        if taken < best:
-            best, chosen = taken, threads
-        elif not chosen:
+        chosen = Trial(ways[most])
+        if slower(compiled.seconds, chosen.seconds) <= CLEARLY:
+            return 0
+    else:
+        chosen = Trial(ways[most])
+    for threads in fewer:
+        if chosen.seconds() < LONG * chosen.steps:
+            break  # PyTorch's threads wait for each other at every operator
+        other = Trial(ways[threads])
+        if slower(chosen.seconds, other.seconds) > CLEARLY:
+            most, chosen = threads, other
+    return most
+
+
+def slower(one: Callable[[], float], other: Callable[[], float]) -> float:
+    """How many times as long `one` takes. Each call is a trial. They take turns, because what else
+    runs on the cores changes with time, and the median counts."""
+    ratios, total = list[float](), 0.0
+    while len(ratios) < MOST:
+        pair = one(), other()
+        ratios.append(pair[0] / max(pair[1], 1e-9))
+        total += sum(pair)
+        middle = float(np.median(ratios))
+        if total > SECONDS or (len(ratios) >= TRIALS and not 1 / CLOSE < middle < CLOSE):
             break
-    return chosen
-
-
-def _shortest(trial: "Trial") -> float:
-    """Of a few trials, unless they take long."""
-    begin, taken = time.perf_counter(), [trial.seconds()]
-    while len(taken) < TRIALS and time.perf_counter() - begin < SECONDS:
-        taken.append(trial.seconds())
-    return min(taken)
+    return middle
 
 
 class Trial:
@@ -131,7 +143,7 @@ class Trial:
             written_out(feed.batches.mask.shape[1], x) for feed in first
         )
         self.ratio = _steps(self.piece) / max(1, _steps(self._cut(1)))
-        self.steps = _steps(self.piece) / simulator.devices
+        self.steps = _steps(self.piece) / simulator.devices  # one after the other
         self._seconds(self._cut(1))  # compiles
 
     def seconds(self) -> float:

@@ -23,6 +23,7 @@ from mixfl.algorithms.contract import AfterChunk, Algorithm, Sums
 from mixfl.algorithms.origin import OF_A_RUN, Origin, traced_settings
 from mixfl.algorithms.steps import add
 from mixfl.engine import processes
+from mixfl.engine.ahead import Ahead
 from mixfl.engine.auto import Forms
 from mixfl.engine.dispatch import Dispatched
 from mixfl.engine.summing import Population, Summed, finite
@@ -99,6 +100,8 @@ class Round:
         self.long = AfterChunk(lambda: self.after_chunk()) if long else None
         self.after_chunk: Callable[[], None] = lambda: None
         self.traces = 0
+        self.traced: Any = None  # `whole`, if it was traced but not compiled yet
+        self.ahead = Ahead()
         self.constant = origin is None  # the rates are constants
         self.works = False  # a round has run with rates as arguments
         self.noted: set[str] = set()  # keys of the run that it depends on
@@ -126,6 +129,7 @@ class Round:
     def run(self, program: Callable, *arguments, given: Given):
         """Runs one of the programs. If the first one can't be traced because something needs a
         rate's value, the rates become constants."""
+        self.ahead.wait()
         without = given._replace(rates={})
         if self.constant:
             return program(*arguments, without)
@@ -176,7 +180,14 @@ class Round:
             everywhere = NamedSharding(self.mesh, P())
             shape = jax.ShapeDtypeStruct
             state = jax.tree.map(lambda a: shape(a.shape, a.dtype, sharding=everywhere), state)
-        return self.whole.trace(state, *arguments[1:]).jaxpr
+        self.traced = self.whole.trace(state, *arguments[1:])
+        return self.traced.jaxpr
+
+    def compile_ahead(self) -> None:
+        """Begins to compile `whole`, if it was traced (`jaxpr`)."""
+        if self.traced is not None and not self.works:
+            self.ahead.start(self.traced)
+        self.traced = None
 
     def _begin(self, state, drawn, given=None):
         """What clients get, and what that has lost."""

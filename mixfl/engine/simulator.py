@@ -26,7 +26,7 @@ from mixfl.engine.client_memory import ClientMemory
 from mixfl.engine.counting import ByteCounter
 from mixfl.engine.exactness import check_marks
 from mixfl.engine.feeding import Feeder
-from mixfl.engine.first_model import first_model
+from mixfl.engine.first_model import first_model, first_shapes
 from mixfl.engine.long_round import LongRound
 from mixfl.engine.loops import slow_in_loops, unknown_operators
 from mixfl.engine.params import check_params
@@ -38,7 +38,8 @@ from mixfl.errors import MixflError
 from mixfl.forms.half import algorithm_in_half
 from mixfl.forms.products import products_in
 from mixfl.problem import Params, Problem
-from mixfl.process.memory import return_large_blocks
+from mixfl.process.collector import CollectorPaused
+from mixfl.process.memory import return_freed_memory, return_large_blocks
 from mixfl.settings import Settings
 from mixfl.trees import tree_bytes
 
@@ -51,6 +52,7 @@ PAUSE = 0.002  # seconds
 class Simulator:
     """The engine that runs an algorithm on a problem in one place: see Engine in base.py."""
 
+    @CollectorPaused()
     def __init__(
         self, problem: Problem, algorithm: Algorithm, s: Settings, platform: str | None = None
     ):
@@ -60,7 +62,7 @@ class Simulator:
         problem, algorithm = in_fast_form(problem, x, algorithm, s, self.platform)
         self.problem, self.algorithm, self.s = problem, algorithm, s
         self.aggregation = chain(s) if algorithm.feed.clients else Chain([])
-        self.forms = choose_forms(problem, x, algorithm, s, self.aggregation)
+        self.forms = choose_forms(problem, x, algorithm, s, self.aggregation, self.platform)
         self.loops = "compiled"  # or: host, pytorch
         self.not_timed = ""  # why that was not found out
         self.constants = 0  # bytes of a round's constants, as far as known
@@ -70,6 +72,7 @@ class Simulator:
         self.memory = ClientMemory(problem, algorithm, s)
         self.keep, self.flush, self.saved = self.memory.keep, self.memory.flush, self.memory.saved
         self.programs: dict[Algorithm, Round] = {}
+        self.compiled: set[Round] = set()  # programs that have run
         self.traced_before = 0  # by other simulators that share a program
         self.waited = 0.0  # seconds that the loop waited for data
         self.on_progress: Callable[[Progress], None] = lambda _: None
@@ -87,6 +90,7 @@ class Simulator:
         self.byte_counter = ByteCounter(self.problem, self.feeder, forms, self.aggregation)
 
     @functools.cached_property
+    @CollectorPaused()
     def unknown(self) -> set[str]:
         """Decides where the loops run. Returns the operators for which that was timed."""
         unknown: set[str] = set()
@@ -151,23 +155,25 @@ class Simulator:
         program = self.program(self.at(0))
         return program.jaxpr(self.shapes(), piece, self.given(program))
 
+    @CollectorPaused()
     def init(self) -> Any:
-        """The state before the first round; the model comes from the seed."""
+        """The state before the first round; the model comes from the seed. Meanwhile, the round is
+        compiled."""
+        self.unknown  # noqa: B018 (decides)
+        for program in self.programs.values():
+            program.compile_ahead()
         x = first_model(self.problem, self.s.seed)
         check_params(x)
         return self.state(x)
 
     def shapes(self) -> Any:
-        return jax.eval_shape(lambda: self.state(self.problem.init(jax.random.key(self.s.seed))))
+        return jax.eval_shape(self.state, first_shapes(self.problem))
 
     def state(self, x: Params) -> Any:
         """The state before the first round from the model x."""
         # Own copies: the round donates its input, and states may share arrays with each other.
         # With explicit types: jnp.full(3, 0.1) has a weak one, for which JAX would compile twice.
-        inner = jax.tree.map(
-            lambda a: jax.numpy.array(a, jax.numpy.asarray(a).dtype, copy=True),
-            self.algorithm.init(x),
-        )
+        inner = jax.tree.map(_own, self.algorithm.init(x))
         clients = self.problem.populations if self.algorithm.feed.clients else ()
         steps = tuple(self.aggregation.init(x, j) for j in range(len(clients)))
         return State(inner, steps, Download(self.s).init(x, len(clients)))
@@ -307,13 +313,26 @@ class Simulator:
             for t in range(start, stop):
                 if large:
                     _freed(pending)
-                state, info = self._round(t, state, pieces)
+                state, info = self._compiled_round(t, state, pieces)
                 # Stay only one round ahead of the device, to bound memory and to react to Ctrl-C.
                 jax.block_until_ready(pending)
                 pending = info
                 yield RoundResult(t + 1, state, info)
         finally:
             feed.close()
+
+    def _compiled_round(self, t: int, state, pieces):
+        """Starts a round. The first one of a program may trace and compile it."""
+        program = self.program(self.at(t), t)
+        if program in self.compiled:
+            return self._round(t, state, pieces)
+        with CollectorPaused():
+            program.ahead.wait()
+            return_freed_memory()  # of `init`, of tracing and compiling, and of what was timed
+            result = self._round(t, state, pieces)
+        return_freed_memory()
+        self.compiled.add(program)
+        return result
 
     def _round(self, t: int, state, pieces):
         algorithm = self.at(t)
@@ -355,6 +374,13 @@ class Simulator:
         piece = self.memory.fed(piece)
         drawn, clients = program.joined(piece.drawn, piece.clients)
         return piece._replace(drawn=drawn, clients=clients)
+
+
+def _own(a) -> jax.Array:
+    """An own copy, if it is more than a shape."""
+    if not isinstance(a, jax.Array) or a.weak_type:
+        return jax.numpy.array(a, jax.numpy.asarray(a).dtype, copy=True)
+    return a if isinstance(a, jax.core.Tracer) else jax.device_put(a, may_alias=False)
 
 
 def _freed(result) -> None:

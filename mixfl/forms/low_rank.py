@@ -25,7 +25,7 @@ from mixfl.algorithms.client_opt import plain_steps
 from mixfl.algorithms.marks import uses_own_loss_only
 from mixfl.errors import MixflError
 from mixfl.forms.base import Candidate, Form, Part, Refused, map_parts
-from mixfl.forms.first_layers import find_layers, first_layers, pays
+from mixfl.forms.first_layers import find_layers, first_layers, may_pay, pays
 from mixfl.forms.jaxpr import Traced
 from mixfl.trees import name, named_leaves, on_named
 
@@ -192,7 +192,8 @@ def choose(c: Candidate) -> Form | Refused | None:
     if c.settings.first_layer == "plain" or not c.algorithm.feed.clients or not c.term.here:
         return None
     try:
-        layers = first_layers(c.term, c.x, c.batch)
+        some = wanted or any(map(may_pay, jax.tree.leaves(c.x)))
+        layers = first_layers(c.term, c.x, c.batch) if some else {}
     except Exception:  # the preflight says what is wrong with the loss
         layers = {}
     weights = [n for n, layer in layers.items() if wanted or pays(layer, c.steps)]

@@ -19,8 +19,9 @@ from mixfl.forms.convolution import convolution, refused
 from mixfl.forms.jaxpr import INSIDE, evaluated, jaxprs_in_params
 from mixfl.forms.pooling import max_pooling
 from mixfl.model_state import carries_state
-from mixfl.problem import Problem
+from mixfl.problem import Federated, Problem
 from mixfl.randomness import batch_shapes, takes_key
+from mixfl.settings import Settings
 
 
 def _convolution(p, lhs, rhs):
@@ -78,7 +79,7 @@ def has_convolutions(loss: Callable, *args: Any) -> bool:
     return has(jax.make_jaxpr(loss)(*args).jaxpr)
 
 
-def in_products(problem: Problem, x: Any) -> Problem:
+def in_products(problem: Problem, x: Any, s: Settings) -> Problem:
     """The problem with the losses that have convolutions replaced. `x` has the model's shapes."""
 
     def replaced(term):
@@ -87,7 +88,9 @@ def in_products(problem: Problem, x: Any) -> Problem:
     def has(term):
         if getattr(term, "here", True) is False:
             return False  # its nodes have the data
-        batch = [] if term.examples is None else [batch_shapes(term, 2)]
+        # A client's batch, of which other forms look at the trace too: JAX keeps it for them.
+        rows = s.of(term).client_batch if isinstance(term, Federated) else s.client_batch
+        batch = [] if term.examples is None else [batch_shapes(term, rows)]
         try:
             return has_convolutions(term.loss, x, *batch)
         except Exception:  # the preflight says what is wrong with the loss

@@ -8,6 +8,9 @@ With models of tens of megabytes, a round's buffers are one block of hundreds. S
 returned after all (`return_large_blocks`): on a heap that is never returned, the next one may not
 fit where the last one was, and the process would hold both.
 
+What compiling has used is returned too, once (`return_freed_memory`): it is hundreds of megabytes
+in small pieces, among which a round's buffers find no place.
+
 The heap gets huge pages, where the system allows programs to ask for them: a round goes through
 megabytes again and again, and with small pages the processor spends time looking up
 addresses (a round of a ResNet took 0.92 s of processor time in place of 0.99).
@@ -60,8 +63,20 @@ def use_huge_pages(libc: ctypes.CDLL) -> None:
 
 def return_large_blocks() -> bool:
     """In a process that keeps freed memory. True if blocks of LARGE_BLOCK and more are returned."""
-    if not keep_freed_memory.cache_info().currsize or not keep_freed_memory():
+    if not _kept():
         return False
     libc = ctypes.CDLL(None)
     settings = ((M_MMAP_THRESHOLD, LARGE_BLOCK), (M_MMAP_MAX, 2**16))
     return all([libc.mallopt(option, value) == 1 for option, value in settings])
+
+
+def return_freed_memory() -> bool:
+    """Returns what is free at the moment, in a process that keeps freed memory. True if it does."""
+    if not _kept():
+        return False
+    ctypes.CDLL(None).malloc_trim(0)
+    return True
+
+
+def _kept() -> bool:
+    return bool(keep_freed_memory.cache_info().currsize) and keep_freed_memory()

@@ -342,6 +342,16 @@ def test_writer_checks_what_it_is_given(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["store"]
 
 
+def test_opening_imports_no_pandas(tmp_path):
+    """Arrow imports it for its own conversions, which takes half a second."""
+    example_clients().write(tmp_path / "store")
+    code = (
+        "import sys, mixfl; before = 'pandas' in sys.modules; "
+        "mixfl.ClientData.open(sys.argv[1]); assert before or 'pandas' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "store")], check=True)
+
+
 def test_damaged_store(tmp_path):
     path = tmp_path / "store"
     example_clients().write(path)

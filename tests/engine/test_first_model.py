@@ -9,7 +9,7 @@ from problems import clients, logistic, settings
 import mixfl
 from mixfl.algorithms.fed_avg import fed_avg
 from mixfl.engine import Simulator
-from mixfl.engine.first_model import _program, first_model
+from mixfl.engine.first_model import _program, _traced, first_model
 
 SCALE = 1.7
 # With the optimizations of users: the least that first_model takes are more than the quick tests'.
@@ -52,7 +52,8 @@ def test_to_the_bit(init):
 
 
 def test_one_program_where_bits_stay():
-    programs = [_program(init) is not init for init in (layers, of_unit_norm, on_the_host)]
+    problems = [of(init) for init in (layers, of_unit_norm, on_the_host)]
+    programs = [_program(p.init, lambda p=p: _traced(p)) is not p.init for p in problems]
     assert programs == [True, False, False]
 
 
@@ -71,6 +72,24 @@ def test_another_seed_compiles_nothing_and_other_values_count(monkeypatch):
     )
 
 
+def test_init_is_traced_once():
+    traced = []
+
+    def counted(key):
+        traced.append(1)
+        return layers(key)
+
+    x = np.zeros((8, 16), np.float32)
+    data = mixfl.ClientData.from_arrays({"x": x}, client=np.arange(8))
+    p = mixfl.Problem(
+        counted, [mixfl.Federated(lambda x, batch: batch["x"] @ x["layer0"]["w"][:, 0], data)]
+    )
+    s = settings(cohort_size=2, client_batch=4, local_steps=1)
+    simulator = Simulator(p, fed_avg.build(p, s), s)
+    next(simulator.rounds(simulator.init(), 0, 1))
+    assert len(traced) == 1
+
+
 def test_a_round_traces_a_loss_once():
     traced = []
 
@@ -82,7 +101,6 @@ def test_a_round_traces_a_loss_once():
                       [mixfl.Federated(loss, clients(1))])  # fmt: skip
     s = settings(cohort_size=2, client_batch=4, local_steps=1, loops="compiled", devices=1)
     simulator = Simulator(p, fed_avg.build(p, s), s)
-    state = simulator.init()
     del traced[:]
-    next(simulator.rounds(state, 0, 1))
+    next(simulator.rounds(simulator.init(), 0, 1))
     assert len(traced) == len(simulator.feeder.shapes[0])

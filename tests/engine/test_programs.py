@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -14,6 +15,7 @@ from mixfl.algorithms import ALGORITHMS
 from mixfl.algorithms.contract import CLIENT_KEYS, algorithm
 from mixfl.algorithms.fed_avg import fed_avg
 from mixfl.engine import Simulator
+from mixfl.engine.ahead import Ahead
 
 COMPILED: list[str] = []
 jax.monitoring.register_event_duration_secs_listener(
@@ -50,6 +52,45 @@ def test_a_model_of_weak_types_is_compiled_once():
     simulator = Simulator(p, fed_avg.build(p, s), s)
     list(simulator.rounds(simulator.init(), 0, 3))
     assert simulator.traces == 1
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_the_round_is_compiled_while_the_model_is_drawn(devices, monkeypatch):
+    """In another thread, and only once. Another simulator of the problem needs no compiler."""
+    p, s = problem(), settings(cohort_size=4, client_batch=3, local_steps=2, devices=devices)
+    started = []
+    start = Ahead.start
+    monkeypatch.setattr(Ahead, "start", lambda *args: (started.append(1), start(*args)))
+    simulator = Simulator(p, fed_avg.build(p, s), s)
+    state = simulator.init()
+    simulator.program(simulator.at(0)).ahead.wait()
+    assert started == [1]
+    state = simulator.program(simulator.at(0)).place(state)
+    del COMPILED[:]
+    (result,) = simulator.rounds(state, 0, 1)
+    assert COMPILED == []
+    assert simulator.traces == 1
+    other = Simulator(p, fed_avg.build(p, s), s)
+    (again,) = other.rounds(other.init(), 0, 1)
+    assert started == [1]
+    np.testing.assert_array_equal(flat(again.state.x), flat(result.state.x))
+
+
+def test_what_could_not_be_compiled_ahead_is_compiled_then(monkeypatch):
+    def fails():
+        raise RuntimeError("no compiler")
+
+    p, s = problem(), settings(cohort_size=4, client_batch=3, local_steps=2, devices=1)
+    (want,) = rounds_of(p, s)
+    traced = SimpleNamespace(lower=lambda: SimpleNamespace(compile=fails))
+    monkeypatch.setattr(Ahead, "start", lambda self, _, start=Ahead.start: start(self, traced))
+    (got,) = rounds_of(problem(), s)
+    np.testing.assert_array_equal(flat(got.state.x), flat(want.state.x))
+
+
+def rounds_of(p, s):
+    simulator = Simulator(p, fed_avg.build(p, s), s)
+    return list(simulator.rounds(simulator.init(), 0, 1))
 
 
 def test_weights_are_not_shared():

@@ -110,7 +110,11 @@ def in_jit(params, batch):
     return jnp.logaddexp(0.0, -batch["y"] * hidden(params["w"], batch["x"]).sum(1))
 
 
-@pytest.mark.parametrize("loss", [turned, in_jit])
+def transposed(params, batch):
+    return jnp.logaddexp(0.0, -batch["y"] * jnp.tanh(batch["x"] @ params["w"].T).sum(1))
+
+
+@pytest.mark.parametrize("loss", [turned, in_jit, transposed])
 def test_it_is_found_however_it_is_written(loss):
     start = lambda key: {"w": jax.random.normal(key, (WIDTH, DIM))}  # noqa: E731
     simulator, _ = agree(problem(loss, start), "1wgt", settings(rounds=3))

@@ -41,3 +41,57 @@ def test_large_blocks_are_returned_if_asked_for():
     kept, returned = map(float, ended.stdout.split())
     assert kept > 0.9
     assert returned < 0.1
+
+
+SCATTERED = """
+import ctypes
+from mixfl.process.memory import keep_freed_memory, return_freed_memory
+
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = (
+    ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p])
+
+def resident():
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * 4096
+
+assert not return_freed_memory()  # nothing is kept yet
+assert keep_freed_memory()
+before, size = resident(), 1 << 20
+blocks = [libc.malloc(size) for _ in range(101)]
+for block in blocks:
+    ctypes.memset(block, 1, size)
+for block in blocks[::2]:
+    libc.free(block)
+kept = resident() - before
+assert return_freed_memory()
+print(kept / size, (resident() - before) / size)
+"""
+
+
+@pytest.mark.system
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's heap")
+def test_what_is_free_between_other_blocks_is_returned():
+    ended = subprocess.run([sys.executable, "-c", SCATTERED], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    kept, after = map(float, ended.stdout.split())
+    assert kept > 95
+    assert after < 65  # of 101 blocks, 50 are in use
+
+
+def test_it_is_returned_once_for_each_program(monkeypatch):
+    from layer_problem import problem
+    from problems import settings
+
+    from mixfl.algorithms import ALGORITHMS
+    from mixfl.engine import Simulator
+
+    calls = []
+    monkeypatch.setattr("mixfl.engine.simulator.return_freed_memory", lambda: calls.append(1))
+    p, s = problem(), settings(rounds=4, pretrain_rounds=2)
+    for name, programs in (("fedavg", 1), ("pretrain", 2)):
+        calls.clear()
+        simulator = Simulator(p, ALGORITHMS[name].build(p, s), s)
+        *_, last = simulator.rounds(simulator.init(), 0, 3)
+        list(simulator.rounds(last.state, 3, 4))
+        assert len(calls) == 2 * programs  # before it is compiled, and after
