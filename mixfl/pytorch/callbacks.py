@@ -119,8 +119,9 @@ class InPyTorch:
 
     def _slopes(self, module, params, losses, cotangent, **more) -> dict[str, torch.Tensor]:
         named = self._named(module, params)
+        # Their weighted sum: given the weights, PyTorch would import a library of symbols.
         slopes = torch.autograd.grad(
-            losses.float(), list(named.values()), cotangent,
+            (losses.float() * cotangent).sum(), list(named.values()),
             allow_unused=True, materialize_grads=True, **more,
         )  # fmt: skip
         return dict(zip(named, slopes, strict=True))

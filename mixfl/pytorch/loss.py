@@ -17,7 +17,7 @@ from mixfl.errors import MixflError
 from mixfl.frozen import Frozen
 from mixfl.losses import takes
 from mixfl.pytorch import callbacks
-from mixfl.pytorch.native import Gradients
+from mixfl.pytorch.native import Gradients, Steps
 from mixfl.pytorch.trial import Verdict, failed, tried
 from mixfl.randomness import trial_batch
 
@@ -149,18 +149,35 @@ class NativeLoss(Loss):
 
     def gradient_in_form(self, mean, x, batch):
         """`mean` is linear."""
-        verdict = self._verdict(_kind((batch.data,)), (batch.data,))
+        self._check(batch.data)
+        weights = jax.grad(mean)(jnp.zeros(batch.mask.shape))
+        losses, grads = self._called(Gradients, x, [], weights, batch.data)
+        return mean(losses), grads
+
+    def steps_in_form(self, weight, lr, x, batches, aug=None):
+        """After steps x - lr (g + aug), one on each batch that is not padding: x, and the sum of
+        `weight` times the means of the losses."""
+        self._check(jax.tree.map(lambda a: a[0], batches.data))
+        count = jnp.sum(batches.mask, axis=1, keepdims=True)
+        weights = weight * batches.mask / jnp.maximum(count, 1)
+        added = [] if aug is None else [aug[name] for name in sorted(x)]
+        losses, x = self._called(Steps, x, [*added, jnp.float32(lr)], weights, batches.data)
+        return x, jnp.sum(weights * losses.reshape(weights.shape))
+
+    def _check(self, data):
+        verdict = self._verdict(_kind((data,)), (data,))
         if verdict.refused:
             raise ImpureLoss(f"{self.name} {verdict.refused}")
-        names, columns = tuple(sorted(x)), tuple(sorted(batch.data))
-        weights = jax.grad(mean)(jnp.zeros(batch.mask.shape))
-        rows, sizes = batch.mask.shape[0], [x[name].size for name in names]
-        work = Gradients(self.model, self.function, names, columns, self.threads)
-        given = [x[name] for name in names], weights, [batch.data[name] for name in columns]
-        found = host_call(work, rows + sum(sizes), *jax.tree.leaves(given))
-        losses, *slopes = jnp.split(found, np.cumsum([rows, *sizes[:-1]]))
-        grads = {n: g.reshape(x[n].shape) for n, g in zip(names, slopes, strict=True)}
-        return mean(losses), grads
+
+    def _called(self, kind, x, more, weights, data):
+        """The losses, and the arrays that take the place of those in x."""
+        names, columns = tuple(sorted(x)), tuple(sorted(data))
+        sizes = [x[name].size for name in names]
+        work = kind(self.model, self.function, names, columns, self.threads)
+        given = [x[name] for name in names], more, weights, [data[name] for name in columns]
+        found = host_call(work, sum(sizes) + weights.size, *jax.tree.leaves(given))
+        *arrays, losses = jnp.split(found, np.cumsum(sizes))
+        return losses, {n: a.reshape(x[n].shape) for n, a in zip(names, arrays, strict=True)}
 
 
 def _kind(batch) -> Any:

@@ -1,5 +1,7 @@
-"""Losses and their gradients by PyTorch itself, for several clients at once, each in a thread.
-One forward and one backward pass; parameters are read where JAX has them.
+"""Losses and gradients by PyTorch itself, and steps, for several clients at once, each in a thread.
+
+One call is one gradient (`Gradients`), or all plain steps of a client (`Steps`). The parameters are
+read where JAX has them, and JAX reads the result where PyTorch has left it.
 
 A thread computes with its share of the cores. (Two clients with a core each are faster than one
 client with two: PyTorch's threads wait for each other at every operator.)
@@ -20,11 +22,10 @@ import torch
 from mixfl.pytorch.tensors import tensor
 
 
-class Gradients:
-    """Losses and gradients of one kind of batch, one after the other in one array.
-
-    Called with the parameters, the weights of the losses in their sum, and the columns of a batch,
-    in the order of `names` and `columns` (engine/host_calls.py)."""
+class Work:
+    """Work for one kind of batch (engine/host_calls.py). Called with the parameters, what else
+    it needs, the weights of the losses in their sum, and the columns of a batch, in the order of
+    `names` and `columns`. The result has what takes the place of the parameters, and the losses."""
 
     def __init__(
         self, model: Any, function: Callable, names: Sequence[str], columns: Sequence[str],
@@ -35,54 +36,107 @@ class Gradients:
         self.parts = parts  # of a batch, if there is only one client, or the server
 
     def __call__(self, given: Sequence[jax.Array], batched: Sequence[bool]) -> jax.Array:
-        tensors = [torch.from_dlpack(a) for a in given[: len(self.names)]]
-        data = [np.asarray(a) for a in given[len(self.names) :]]
+        begin = len(given) - len(self.columns) - 1
+        every: list[Any] = [torch.from_dlpack(a) for a in given[:begin]]
+        every += [np.asarray(a) for a in given[begin:]]
         clients = [len(a) for a, own in zip(given, batched, strict=True) if own]
-        if not clients:
-            return jnp.asarray(self._in_parts(tensors, *data))
-        size = data[0].shape[-1] + sum(
-            math.prod(a.shape[several:]) for a, several in zip(tensors, batched, strict=False)
-        )
-        found = np.empty((clients[0], size), np.float32)
+        sizes = [math.prod(a.shape[several:]) for a, several in zip(given, batched, strict=True)]
+        size = sum(sizes[: len(self.names)]) + sizes[begin]
+        found = torch.empty((*clients[:1], size))
 
         def of_client(i: int) -> None:
-            every: list[Any] = [*tensors, *data]
             own = [a[i] if several else a for a, several in zip(every, batched, strict=True)]
-            results = self._one(own[: len(tensors)], *own[len(tensors) :])
-            torch.cat(results, out=torch.from_numpy(found[i]))
+            self.one(found[i], own[:begin], *own[begin:])
 
-        in_threads(of_client, clients[0])
-        return jnp.asarray(found)
+        if clients:
+            in_threads(of_client, clients[0])
+        else:
+            self.alone(found, every[:begin], *every[begin:])
+        # By NumPy: an array from `from_dlpack` is bound to its device, and programs that had others
+        # would be compiled again.
+        return jnp.asarray(found.numpy())
 
-    def _in_parts(self, parameters: list[torch.Tensor], *data: np.ndarray) -> np.ndarray:
-        """Each thread has some of the examples."""
-        cuts = np.array_split(np.arange(len(data[0])), min(self.parts, len(data[0])))
+    def one(self, out: torch.Tensor, given: list[torch.Tensor], *data: np.ndarray) -> None:
+        """For one client."""
+        raise NotImplementedError
 
-        def of_part(i: int) -> tuple[torch.Tensor, torch.Tensor]:
-            return self._one(parameters, *(a[cuts[i]] for a in data))
+    def alone(self, out: torch.Tensor, given: list[torch.Tensor], *data: np.ndarray) -> None:
+        in_threads(lambda _: self.one(out, given, *data), 1)
 
-        # By NumPy: in this thread, PyTorch's operators would use all cores.
-        losses, slopes = zip(*in_threads(of_part, len(cuts)), strict=True)
-        total = functools.reduce(np.add, [g.numpy() for g in slopes])
-        return np.concatenate([*(a.numpy() for a in losses), total])
-
-    def _one(
-        self, parameters: list[torch.Tensor], weights: np.ndarray, *columns: np.ndarray
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The losses, and the gradients in one vector."""
-        if not weights.any():  # a padded step: its result is not used
-            return torch.zeros(len(weights)), torch.zeros(sum(p.numel() for p in parameters))
+    def module(self) -> tuple[torch.nn.Module, list[torch.Tensor]]:
+        """This thread's own, and its parameters in their order."""
         module = self.model.of_thread("native")
         named = dict(module.named_parameters())
-        own = [named[name] for name in self.names]
-        for parameter, value in zip(own, parameters, strict=True):
-            parameter.data = value
-        batch = {name: tensor(a) for name, a in zip(self.columns, columns, strict=True)}
+        return module, [named[name] for name in self.names]
+
+    def slopes(
+        self, module: torch.nn.Module, parameters: Sequence[torch.Tensor], weights: torch.Tensor,
+        batch: dict[str, torch.Tensor],
+    ) -> tuple[torch.Tensor, Sequence[torch.Tensor]]:  # fmt: skip
+        """The losses, and the gradients of their sum."""
         losses = self.function(module, batch).float()
-        slopes = torch.autograd.grad(
-            losses, own, tensor(weights), allow_unused=True, materialize_grads=True
-        )
-        return losses.detach(), torch.cat([g.flatten() for g in slopes])
+        weighted = (losses * weights).sum()  # as in callbacks.py
+        found = torch.autograd.grad(weighted, parameters, allow_unused=True, materialize_grads=True)
+        return losses.detach(), found
+
+    def batch(self, columns: Sequence[np.ndarray]) -> dict[str, torch.Tensor]:
+        return {name: tensor(a) for name, a in zip(self.columns, columns, strict=True)}
+
+
+class Gradients(Work):
+    """Gradients of one batch."""
+
+    def one(self, out, given, *data) -> None:
+        weights, *columns = data
+        if not weights.any():  # a padded step: its result is not used
+            out.zero_()
+            return
+        module, parameters = self.module()
+        for parameter, value in zip(parameters, given, strict=True):
+            parameter.data = value
+        losses, slopes = self.slopes(module, parameters, tensor(weights), self.batch(columns))
+        torch.cat([*(g.flatten() for g in slopes), losses], out=out)
+
+    def alone(self, out, given, *data) -> None:
+        """Each thread has some of the examples."""
+        cuts = np.array_split(np.arange(len(data[0])), min(self.parts, len(data[0])))
+        size = len(out) - len(data[0])
+        parts = [torch.empty(size + len(cut)) for cut in cuts]
+
+        def of_part(i: int) -> None:
+            self.one(parts[i], given, *(a[cuts[i]] for a in data))
+
+        in_threads(of_part, len(cuts))
+        # By NumPy: in this thread, PyTorch's operators would use all cores.
+        arrays = [a.numpy() for a in parts]
+        out.numpy()[:size] = functools.reduce(np.add, [a[:size] for a in arrays])
+        np.concatenate([a[size:] for a in arrays], out=out.numpy()[size:])
+
+
+class Steps(Work):
+    """All steps of a client with plain SGD. Besides the parameters it is given the augmenting
+    gradient, if there is one, and the learning rate; `weights` and columns have an axis of steps.
+    The module's parameters are views of the result, so nothing is copied."""
+
+    def one(self, out, given, *data) -> None:
+        *arrays, lr = given
+        start, aug = arrays[: len(self.names)], arrays[len(self.names) :]
+        weights, batch = tensor(data[0]), self.batch(data[1:])
+        size, rate = len(out) - weights.numel(), -float(lr)
+        out[size:] = 0
+        torch.cat([a.flatten() for a in start], out=out[:size])
+        module, parameters = self.module()
+        own = out[:size].split([a.numel() for a in start])
+        for parameter, part, like in zip(parameters, own, start, strict=True):
+            parameter.data = part.view(like.shape)
+        losses = out[size:].view(weights.shape)
+        for k in np.flatnonzero(data[0].any(axis=1)):  # the others are padding
+            one = {name: column[k] for name, column in batch.items()}
+            losses[k], slopes = self.slopes(module, parameters, weights[k], one)
+            with torch.no_grad():
+                torch._foreach_add_([*parameters], [*slopes], alpha=rate)
+                if aug:
+                    torch._foreach_add_([*parameters], aug, alpha=rate)
 
 
 def in_threads(function: Callable[[int], Any], count: int) -> list[Any]:

@@ -8,6 +8,7 @@ the process, which are put back. (What stays is that PyTorch's private device is
 import contextlib
 import functools
 import os
+import sys
 import threading
 import warnings
 from typing import Any
@@ -19,6 +20,8 @@ from torch._ops import OpOverloadPacket
 from torch.utils import _pytree
 
 from mixfl.pytorch import recurrent
+
+KEPT_AWAY = "__dynamo_disable"  # where PyTorch's `_disable_dynamo` puts what it made of a function
 
 _lock = threading.RLock()
 
@@ -104,6 +107,23 @@ def constant(t: torch.Tensor) -> jax.Array:
 
 
 @contextlib.contextmanager
+def no_other_compiler():
+    """PyTorch keeps its own compiler away from torchax's operators, and imports it for that, which
+    takes a second. If it was not imported before, there is nothing to keep away."""
+    from torchax.tensor import XLADispatchMode
+
+    own = getattr(XLADispatchMode.__torch_dispatch__, "__wrapped__", None)
+    if own is None or "torch._dynamo" in sys.modules or hasattr(own, KEPT_AWAY):
+        yield
+        return
+    setattr(own, KEPT_AWAY, own)
+    try:
+        yield
+    finally:
+        delattr(own, KEPT_AWAY)
+
+
+@contextlib.contextmanager
 def lowering():
     """PyTorch's operators become JAX's. Yields the environment."""
     env, fast = environment(), torch.backends.mha.get_fastpath_enabled()
@@ -111,7 +131,7 @@ def lowering():
         warnings.filterwarnings("ignore", message="Explicitly requested dtype")  # 64-bit numbers
         torch.backends.mha.set_fastpath_enabled(False)  # of attention, by an operator for CPUs
         try:
-            with env:
+            with env, no_other_compiler():
                 yield env
         finally:
             torch.backends.mha.set_fastpath_enabled(fast)

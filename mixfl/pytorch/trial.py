@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
+from mixfl.engine.dispatch import QUICK
 from mixfl.errors import MixflError
 from mixfl.pytorch.norms import BATCH_NORMS
 from mixfl.pytorch.tensors import to_numpy
@@ -22,11 +23,6 @@ DEPENDS = (
     "what it returns depends on the data in a way that is not known when the program is compiled "
     "(.item(), an `if` on a tensor, x[mask])"
 )
-QUICK = {  # to compile: this program runs once
-    "xla_backend_optimization_level": 0,
-    "xla_cpu_use_fusion_emitters": False,
-    "xla_cpu_parallel_codegen_split_count": 1,
-}
 STILL_DRAWS = (
     "in evaluation mode (module.eval()) it draws too, so what torchax compiles can't be compared "
     "with PyTorch. Draw in layers, such as nn.Dropout, that evaluation mode turns off"

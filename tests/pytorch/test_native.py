@@ -15,6 +15,7 @@ from mixfl import pytorch
 from mixfl.algorithms import ALGORITHMS
 from mixfl.engine import Simulator, loops, native, processes
 from mixfl.engine.host_calls import host_call
+from mixfl.pytorch import native as by_torch
 from mixfl.settings import Settings
 
 S = Settings(
@@ -88,10 +89,10 @@ SETTINGS = [
 @pytest.mark.parametrize(("algorithm", "more"), SETTINGS)
 def test_it_gives_what_the_compiled_round_gives(algorithm, more):
     s = dataclasses.replace(S, **more)
-    by_torch, x, info = trained(PROBLEM, algorithm, s)
+    simulator, x, info = trained(PROBLEM, algorithm, s)
     _, y, expected = trained(PROBLEM, algorithm, dataclasses.replace(s, loops="compiled"))
-    assert by_torch.resolved().loops == "pytorch"
-    assert [note for note in by_torch.notes() if "PyTorch itself" in note]
+    assert simulator.resolved().loops == "pytorch"
+    assert [note for note in simulator.notes() if "PyTorch itself" in note]
     assert max(np.abs(y[n] - a).max() for n, a in PROBLEM.init(jax.random.key(0)).items()) > 1e-3
     for name, a in x.items():
         np.testing.assert_allclose(a, y[name], rtol=1e-5, atol=1e-6)
@@ -110,7 +111,45 @@ def test_what_can_not_be_compiled_takes_this_way():
         np.testing.assert_allclose(a, y[name], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("more", "kind"), [({}, by_torch.Steps), ({"client_opt": "adam"}, by_torch.Gradients)]
+)
+def test_plain_steps_of_clients_are_one_call(more, kind, monkeypatch):
+    calls = []
+
+    def counted(work, given, batched):
+        calls.append(type(work))
+        return called(work, given, batched)
+
+    called = by_torch.Work.__call__
+    monkeypatch.setattr(by_torch.Work, "__call__", counted)
+    trained(PROBLEM, "fedavg", dataclasses.replace(S, rounds=1, **more))
+    assert set(calls) == {kind}
+    sizes = -(-S.cohort_size // S.devices)
+    assert len(calls) <= 2 * sizes if kind is by_torch.Steps else len(calls) > 2 * sizes
+
+
 # The choice
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "ratio", "trials"),
+    [
+        ([2.0] * 9, [1.0] * 9, 2.0, native.TRIALS),
+        ([1.0, 9.0, 1.0], [2.0] * 3, 0.5, 3),  # once something else ran
+        ([1.05] * 9, [1.0] * 9, 1.05, native.MOST),  # close
+        ([50.0], [40.0], 1.25, 1),  # too long for another one
+    ],
+)
+def test_two_ways_take_turns(one, other, ratio, trials):
+    begun = []
+
+    def of(name, seconds):
+        left = iter(seconds)
+        return lambda: begun.append(name) or next(left)
+
+    assert native.slower(of("one", one), of("other", other)) == pytest.approx(ratio)
+    assert begun == ["one", "other"] * trials
 
 
 @pytest.mark.parametrize("faster", [True, False])
@@ -144,6 +183,8 @@ def test_without_a_number_of_threads_only_these_are_timed(monkeypatch, tmp_path)
     seconds = {1: 1.0, 2: 2.0}
 
     class Trial:
+        steps = 1
+
         def __init__(self, simulator):
             self.seconds = lambda: seconds[simulator.devices]
 
@@ -152,6 +193,23 @@ def test_without_a_number_of_threads_only_these_are_timed(monkeypatch, tmp_path)
     monkeypatch.setattr(processes, "available", lambda: 2)
     s = dataclasses.replace(S, devices="auto")
     assert Simulator(PROBLEM, ALGORITHMS["fedavg"].build(PROBLEM, s), s).resolved().devices == 1
+
+
+def test_fewer_threads_are_timed_for_long_steps_only(monkeypatch, tmp_path):
+    class Trial:
+        steps = 1
+
+        def __init__(self, simulator):
+            timed.append(simulator.devices)
+            self.seconds = lambda: 0.5 * native.LONG
+
+    timed: list[int] = []
+    monkeypatch.setattr(native, "Trial", Trial)
+    monkeypatch.setattr(loops, "programs_folder", lambda: tmp_path)
+    monkeypatch.setattr(processes, "available", lambda: 2)
+    s = dataclasses.replace(S, devices="auto")
+    assert Simulator(PROBLEM, ALGORITHMS["fedavg"].build(PROBLEM, s), s).resolved().devices == 2
+    assert timed == [2]
 
 
 def test_a_trial_is_a_part_of_a_round():

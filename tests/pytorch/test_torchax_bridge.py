@@ -50,3 +50,28 @@ def test_without_torchax_pytorch_is_called():
     assert ended.returncode == 0, ended.stderr
     assert "[4. 4. 4.]" in ended.stdout
     assert "pip install 'mixfl[torch]'" in ended.stdout
+
+
+LEAN = """
+import sys, numpy, torch, mixfl, mixfl.pytorch
+
+model = mixfl.pytorch.Model(lambda: torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU()))
+loss = model.loss(lambda net, batch: net(batch["x"]).square().sum(1))
+params = model.init(__import__("jax").random.key(0))
+loss(params, {"x": numpy.ones((3, 3), numpy.float32)})
+(verdict,) = loss.verdicts.values()
+assert verdict.compiled is not None, verdict
+assert not {"torch._dynamo", "sympy"} & sys.modules.keys()
+import torch._dynamo
+with mixfl.pytorch.torchax_bridge.lowering():
+    assert not hasattr(
+        sys.modules["torchax.tensor"].XLADispatchMode.__torch_dispatch__.__wrapped__,
+        "__dynamo_disable",
+    )
+"""
+
+
+@pytest.mark.system
+def test_large_parts_of_pytorch_are_not_imported():
+    ended = subprocess.run([sys.executable, "-c", LEAN], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
