@@ -92,18 +92,19 @@ def start(
         raise
 
 
-def start_peer(peer: str, folder: Path) -> Runner:
+def start_peer(peer: str, algorithm: str, folder: Path) -> Runner:
     """Starts a peer with the fastest of its settings."""
     own = {} if peer == "torch" else {"python": install.python(peer)}
+    of_algorithm = () if algorithm == "fedavg" else (algorithm,)
     best: Runner | None = None
     tried: dict[str, float | str] = {}
     failed = ""
     for env in VARIANTS[peer]:
         setting = " ".join(f"{k}={v}" for k, v in env.items())
         try:
-            command = module(f"peers.{peer}_worker", **own)
+            command = module(f"peers.{peer}_worker", *of_algorithm, **own)
             slowest = HOPELESS * best.round_s if best else np.inf
-            runner = start(peer, "fedavg", command, folder, env, slowest)
+            runner = start(peer, algorithm, command, folder, env, slowest)
         except WorkerFailed as error:
             tried[setting] = failed = str(error)
             continue
@@ -124,6 +125,7 @@ class Wanted:
 
     def __init__(self, folder: Path):
         self.folder = folder
+        self.mixed: list[str] = []  # algorithms of peers that read the server's batches
         self.engines: list[tuple[str, str, Callable[[], Runner]]] = []
         self.add("sgemm", "", "sgemm_worker")
 
@@ -131,8 +133,11 @@ class Wanted:
         begin = partial(start, engine, algorithm, module(*command), self.folder, env)
         self.engines.append((engine, algorithm, begin))
 
-    def add_peer(self, peer: str) -> None:
-        self.engines.append((peer, "fedavg", partial(start_peer, peer, self.folder)))
+    def add_peer(self, peer: str, algorithm: str = "fedavg") -> None:
+        if algorithm != "fedavg":
+            self.mixed.append(algorithm)
+        begin = partial(start_peer, peer, algorithm, self.folder)
+        self.engines.append((peer, algorithm, begin))
 
 
 def start_all(task: str, wanted: Wanted) -> tuple[list[Runner], list[report.Measured]]:
@@ -184,7 +189,7 @@ def bench(
     """The rows of one task. `more` is called with the running engines and the initial model, and
     returns how far results may differ."""
     print(f"{size.task}: making the data", flush=True)
-    workloads.write(size, wanted.folder)
+    workloads.write(size, wanted.folder, mixed=wanted.mixed)
     with np.load(wanted.folder / "params.npz") as stored:
         initial = dict(stored)
     runners, missing = start_all(size.task, wanted)

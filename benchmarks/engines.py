@@ -60,6 +60,12 @@ class Worker:
         """Seconds that the rounds took."""
         return self.ask("run", longest, rounds=rounds)["seconds"]
 
+    def timed(self, rounds: int) -> tuple[float, float]:
+        """Seconds that the rounds took, and processor time of all of the worker's processes."""
+        before = sum(map(_ticks, tagged(self.tag)))
+        seconds = self.run(rounds)
+        return seconds, (sum(map(_ticks, tagged(self.tag))) - before) / TICK
+
     def parameters(self) -> dict[str, np.ndarray]:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "params.npz"

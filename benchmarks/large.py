@@ -2,8 +2,10 @@
 
     python -m benchmarks.large [--trials N] [--devices 1,2]
 
-A GPT with 6 layers of 384. How engines are compared: `benchmarks/comparison.py`. The memory of a
-round is the state, and by how much the resident size grows during rounds, measured in the worker
+A GPT with 6 layers of 384, and every algorithm also as a plain PyTorch loop. How engines are
+compared: `benchmarks/comparison.py`. Results may differ by what rounding alone changes, as in the
+zoo. Other work on the cores disturbs elapsed time, so processor time is measured too. The memory of
+a round is the state, and by how much the resident size grows during rounds, measured in the worker
 after it has compiled; `mixfl/engine/memory.py` predicts it.
 """
 
@@ -17,6 +19,7 @@ import click
 
 from benchmarks import report
 from benchmarks.comparison import Runner, Wanted, bench, show
+from benchmarks.zoo import __main__ as zoo
 from benchmarks.zoo.models import sized
 from mixfl.cli import print_table
 
@@ -27,14 +30,35 @@ SIZE = sized(
 )  # fmt: skip
 
 
-def look_into(runners: list[Runner], initial: dict) -> float:
-    """Adds the memory of mixfl's rounds. Returns how far results may differ."""
-    for runner in runners:
-        m = runner.measured
-        if m.engine.startswith("mixfl"):
-            print(f"  memory of {m.engine} {m.algorithm}", flush=True)
-            m.more["memory"] = runner.worker.ask("memory")
-    return report.TOLERANCE
+class More(zoo.More):
+    """Adds the processor time of rounds, and the memory of mixfl's."""
+
+    def __call__(self, runners: list[Runner], initial: dict) -> float:
+        """Returns how far results may differ."""
+        tolerance = report.TOLERANCE
+        for runner in runners:
+            m = runner.measured
+            if m.engine == "sgemm":
+                continue
+            print(f"  processor time and memory of {m.engine} {m.algorithm}", flush=True)
+            m.more["cpu_s"] = round(runner.worker.timed(1)[1], 2)
+            if m.engine.startswith("mixfl"):
+                m.more["memory"] = runner.worker.ask("memory")
+            elif m.algorithm == "fedavg":
+                tolerance = self.tolerance(m, initial)
+        return tolerance
+
+
+def time_table(rows: list[dict]) -> tuple[list[str], list[list[str]]]:
+    """Processor time beside PyTorch's, where the results agree."""
+    torch = {r["algorithm"]: r["cpu_s"] for r in rows if r["engine"] == "torch" and "cpu_s" in r}
+    cells = []
+    for r in rows:
+        if "cpu_s" in r:
+            agrees = r["engine"] == "torch" or "torch" in r["ratio_to"]
+            times = f"{torch[r['algorithm']] / r['cpu_s']:.2f}" if agrees else "differs"
+            cells.append([r["engine"], r["algorithm"], f"{r['cpu_s']:.2f}", times])
+    return ["engine", "algorithm", "processor s/round", "x torch"], cells
 
 
 def memory_table(rows: list[dict]) -> tuple[list[str], list[list[str]]]:
@@ -64,9 +88,11 @@ def main(trials: int, devices: str, algorithms: str, out: Path | None) -> None:
             for algorithm in algorithms.split(","):
                 engine = "mixfl" if count == "auto" else f"mixfl, devices={count}"
                 wanted.add(engine, algorithm, "mixfl_worker", algorithm, f"devices={count}")
-        wanted.add_peer("torch")
-        rows = bench(SIZE, wanted, trials, None, 1.0, look_into)
+        for algorithm in algorithms.split(","):
+            wanted.add_peer("torch", algorithm)
+        rows = bench(SIZE, wanted, trials, None, 1.0, More(wanted.folder))
     show(SIZE, rows)
+    print_table(*time_table(rows), title="processor time of a round")
     print_table(*memory_table(rows), title="memory of a round")
     if out:
         out.write_text(json.dumps(rows, indent=1) + "\n")

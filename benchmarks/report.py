@@ -49,8 +49,12 @@ def rows(
     tolerance: float = TOLERANCE,
 ) -> list:  # fmt: skip
     """The rows of results.json. `limit` is the best rate of sgemm, in flop/s."""
-    peers = {m.engine: m for m in measured if m.engine in PEERS and m.ms}
-    return [_row(task, m, peers, start, limit, tolerance) for m in measured]
+    peers = [m for m in measured if m.engine in PEERS and m.ms]
+    return [
+        _row(task, m, {p.engine: p for p in peers if p.algorithm == m.algorithm},
+             start, limit, tolerance)
+        for m in measured
+    ]  # fmt: skip
 
 
 def _row(task, m: Measured, peers: Mapping[str, Measured], start, limit, tolerance) -> dict:
@@ -65,19 +69,18 @@ def _row(task, m: Measured, peers: Mapping[str, Measured], start, limit, toleran
     if m.flops and limit:
         row["share_of_limit"] = round(m.flops / (m.median / 1000) / limit, 3)
     refused = {}
-    if m.algorithm == "fedavg":  # the peers have no other
-        for name, peer in peers.items():
-            if name == m.engine:
-                continue
-            apart = (
-                difference(m.params, peer.params, start)
-                if m.params is not None and peer.params is not None
-                else float("inf")
-            )
-            if apart <= tolerance:
-                row["ratio_to"][name] = round(peer.median / m.median, 3)
-            else:
-                refused[name] = f"results differ by {apart:.1e}, more than {tolerance:.1g}"
+    for name, peer in peers.items():
+        if name == m.engine:
+            continue
+        apart = (
+            difference(m.params, peer.params, start)
+            if m.params is not None and peer.params is not None
+            else float("inf")
+        )
+        if apart <= tolerance:
+            row["ratio_to"][name] = round(peer.median / m.median, 3)
+        else:
+            refused[name] = f"results differ by {apart:.1e}, more than {tolerance:.1g}"
     if refused:
         row["no_ratio"] = refused
     compile_s = max(0.0, m.first_s - m.median / 1000)

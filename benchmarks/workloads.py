@@ -6,6 +6,11 @@
     <folder>/params.npz           the initial model, by names such as hidden/w
     <folder>/store                the same examples as a client store, for mixfl
 
+If peers have other algorithms than FedAvg:
+
+    <folder>/central/<name>.npy            the server's examples
+    <folder>/central_order/<algorithm>.npy [rounds, steps, batch] rows of the server's batches
+
 The time does not depend on the values, so most of the data is noise. But a user's movies form a
 history (examples with the same few movies), because the number of table rows of a client matters.
 """
@@ -23,6 +28,7 @@ from benchmarks.peers import jax_models
 from benchmarks.sizes import Size
 from benchmarks.zoo import in_jax
 from benchmarks.zoo.models import MODELS
+from mixfl.algorithms import ALGORITHMS
 from mixfl.data import ClientData
 from mixfl.engine import cohort
 from mixfl.forms import flops
@@ -104,8 +110,11 @@ def order(size: Size, rounds: int) -> np.ndarray:
     return rows_of_rounds
 
 
-def write(size: Size, folder: Path, rounds: int = 8, store: bool = True) -> None:
-    """Writes the workload's folder. After `rounds` rounds, peers start again with the first."""
+def write(
+    size: Size, folder: Path, rounds: int = 8, store: bool = True, mixed: Sequence[str] = ()
+) -> None:
+    """Writes the workload's folder. After `rounds` rounds, peers start again with the first.
+    `mixed` has the algorithms of which peers read the server's batches."""
     rng = np.random.default_rng(SEED)
     (folder / "columns").mkdir(parents=True)
     data = columns(size, size.clients * size.per_client, rng)
@@ -114,10 +123,33 @@ def write(size: Size, folder: Path, rounds: int = 8, store: bool = True) -> None
     np.save(folder / "order.npy", order(size, rounds))
     params = model(size)[0](jax.random.key(SEED))
     np.savez(folder / "params.npz", **named(params))  # type: ignore[arg-type]
+    client = np.repeat(np.arange(size.clients), size.per_client)
+    clients = ClientData.from_arrays(data, client=client)
     if store:
-        client = np.repeat(np.arange(size.clients), size.per_client)
-        ClientData.from_arrays(data, client=client).write(folder / "store")
+        clients.write(folder / "store")
+    for algorithm in mixed:
+        write_central(problem(size, clients), size, folder, algorithm, rounds)
     (folder / "settings.json").write_text(json.dumps(asdict(size)))
+
+
+def write_central(p: Problem, size: Size, folder: Path, algorithm: str, rounds: int) -> None:
+    """The server's examples, and the rows of its batches as mixfl draws them."""
+    for name in ("central", "central_order"):
+        (folder / name).mkdir(exist_ok=True)
+    for name, column in server_columns(size).items():
+        np.save(folder / "central" / f"{name}.npy", column)
+    (draw,) = filter(None, ALGORITHMS[algorithm].build(p, settings(size)).feed.draw)
+    rows = [
+        cohort.drawn_rows(
+            cohort.generator(SEED, t, cohort.CENTRAL, 1), size.central, draw.steps, draw.batch
+        )
+        for t in range(rounds)
+    ]
+    np.save(folder / "central_order" / f"{algorithm}.npy", np.stack(rows))
+
+
+def server_columns(size: Size) -> dict[str, np.ndarray]:
+    return columns(size, size.central, np.random.default_rng(SEED + 1))
 
 
 def read_size(folder: Path) -> Size:
@@ -158,8 +190,8 @@ def problem(size: Size, clients: ClientData, init=None, loss=None, rows=None) ->
     if size.task == "movie":
         spread = partial(movie.spreadout, strength=size.model["spreadout"])
         return Problem(init, [federated, Central(spread, weight=weight)], name=size.task)
-    server = columns(size, size.central, np.random.default_rng(SEED + 1))
-    return Problem(init, [federated, Central(loss, server, weight=weight)], name=size.task)
+    central = Central(loss, server_columns(size), weight=weight)
+    return Problem(init, [federated, central], name=size.task)
 
 
 def marked_rows(task: str) -> Mapping[str, Sequence[str]]:

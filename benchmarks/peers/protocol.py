@@ -38,6 +38,7 @@ class Workload:
             for p in sorted((folder / "columns").glob("*.npy"))
         }
         self.order = np.load(folder / "order.npy")
+        self.folder = folder
         with np.load(folder / "params.npz") as stored:
             self.params = dict(stored)
 
@@ -50,6 +51,16 @@ class Workload:
         """All clients of round t: columns [S, K, |B_i|, ...]."""
         rows = self.order[t % len(self.order)].reshape(self.S, self.K, self.B)
         return {name: column[rows] for name, column in self.columns.items()}
+
+    def central_rows(self, algorithm, t):
+        """[steps, batch]: the rows of the server's batches in round t."""
+        rows = np.load(self.folder / "central_order" / f"{algorithm}.npy", mmap_mode="r")
+        return rows[t % len(rows)]
+
+    def central(self, rows):
+        """The server's examples."""
+        files = sorted((self.folder / "central").glob("*.npy"))
+        return {p.stem: np.load(p, mmap_mode="r")[rows] for p in files}
 
 
 def tree(named):

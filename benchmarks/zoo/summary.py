@@ -132,7 +132,8 @@ def markdown(rows: Sequence[Mapping]) -> list[str]:
 
 
 def _ms(row: Mapping) -> str:
-    return "-" if row["ms_median"] is None else f"{row['ms_median']:.3g} ms"
+    ms = row["ms_median"]
+    return "-" if ms is None else f"{ms:.0f} ms" if ms >= 1000 else f"{ms:.3g} ms"
 
 
 def _times(row: Mapping, other: str) -> str:

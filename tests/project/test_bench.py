@@ -91,6 +91,18 @@ def test_ratio_and_layout_of_rows():
     assert any("no wheel" in line for line in report.notes(rows))
 
 
+def test_ratios_are_to_the_same_algorithm():
+    rows = report.rows(
+        "smile",
+        [
+            measured("mixfl", [10]), measured("mixfl", [20], algorithm="2wgt"),
+            measured("torch", [30]), measured("torch", [80], algorithm="2wgt"),
+        ],
+        START, limit=None,
+    )  # fmt: skip
+    assert [r["ratio_to"] for r in rows] == [{"torch": 3.0}, {"torch": 4.0}, {}, {}]
+
+
 def test_no_ratio_where_results_differ():
     ours, theirs = measured("mixfl", [10.0]), measured("fedjax", [100.0], w=(1, 2, 3.1))
     row = report.rows("smile", [ours, theirs], START, None)[0]

@@ -100,22 +100,36 @@ def test_mixfl_agrees_with_a_module(written):
     assert report.difference(*models, protocol.Workload(written).params) < 1e-3
 
 
-def after_rounds(engine, folder):
+@pytest.mark.parametrize("algorithm", ["fedavg", "pt", "1wgt", "2wgt"])
+def test_torch_loops_of_the_other_algorithms_agree_with_mixfl(algorithm, tmp_path):
+    """Three rounds: 2-way uses the gradients of the round before."""
+    pytest.importorskip("torch")
+    from benchmarks.peers import torch_worker
+
+    size = replace(small("mlp"), weight=0.7)  # the terms' weights differ
+    workloads.write(size, tmp_path / "mlp", rounds=3, mixed=["pt", "1wgt", "2wgt"])
+    engines = (mixfl_worker.Engine(algorithm), torch_worker.Engine(algorithm))
+    models = [after_rounds(e, tmp_path / "mlp", 3) for e in engines]
+    assert report.difference(*models, protocol.Workload(tmp_path / "mlp").params) < 1e-3
+
+
+def after_rounds(engine, folder, rounds=1):
     engine.init(folder)
-    engine.run(1)
+    engine.run(rounds)
     return engine.parameters()
 
 
 @pytest.mark.system
 def test_processes_of_the_torch_loop_divide_the_cohort(tmp_path):
-    """Over the protocol: two processes compute what one does, and another start something else."""
+    """Over the protocol: two processes compute what one does, and another start something else.
+    In 2-way, they divide the server's batches too."""
     pytest.importorskip("torch")
     from benchmarks.engines import Worker, module
 
-    workloads.write(small("mlp"), tmp_path / "mlp", rounds=2)
+    workloads.write(small("mlp"), tmp_path / "mlp", rounds=2, mixed=["2wgt"])
     results = []
     for more in ({"TORCH_PROCESSES": "1"}, {"TORCH_PROCESSES": "2"}, {"TORCH_NUDGED": "1"}):
-        worker = Worker(module("peers.torch_worker"), more)
+        worker = Worker(module("peers.torch_worker", "2wgt"), more)
         try:
             assert worker.ask("init", folder=str(tmp_path / "mlp"))["seconds"] > 0
             worker.run(2)
