@@ -38,7 +38,7 @@ __all__ = ["ALGORITHMS", "cli", "main", "print_table", "start_jax"]
 @click.group(
     cls=Grouped, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
 )
-@click.version_option(mixfl.__version__)
+@click.version_option(mixfl.__version__, prog_name="mixfl")
 def cli():
     """Mixed federated learning: train one model on clients' data and at the server.
 

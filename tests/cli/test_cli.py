@@ -63,6 +63,15 @@ def test_the_names_of_the_algorithms_are_known_without_jax():
     assert list(cli.ALGORITHMS) == list(ALGORITHMS)
 
 
+def test_python_m_mixfl_is_the_command(tmp_path):
+    words = ["run", "smlie", "--algorithm", "pt"]
+    command = [sys.executable, "-m", "mixfl", *words]
+    found = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert found.returncode == 2
+    assert found.stderr == mixfl(*words, cwd=tmp_path).stderr
+    assert "Did you mean 'smile'" in found.stderr
+
+
 def test_help_names_the_commands():
     shown = mixfl("--help").stdout
     assert all(command in shown for command in ("run", "compare", "check", "keys"))
