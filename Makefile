@@ -59,7 +59,7 @@ nginx:
 	fi
 
 # The stages are described in tests/conftest.py. The programs of `make test` are compiled without
-# optimizations, which saves more than half of its time; the other stages have those of users.
+# optimizations, which saves more than half of its time; of the other stages, a part has those of users.
 PYTEST := $(BIN)/python -m pytest -q --durations=12
 WORKERS ?= 2
 PARALLEL = -n $(WORKERS) --dist worksteal
@@ -70,7 +70,8 @@ test: .venv/complete
 
 # What kills processes, sweeps, distributes, opens browsers; CI runs it too.
 test-system: .venv/complete chromium
-	$(OPTIMIZED) $(PYTEST) $(PARALLEL) -m 'system and not slow and not flower'
+	$(PYTEST) $(PARALLEL) -m 'system and not optimized and not slow and not flower'
+	$(OPTIMIZED) $(PYTEST) $(PARALLEL) -m 'system and optimized and not slow and not flower'
 
 # The tests of numbers, with XLA's optimizations and more combinations; CI runs it too.
 test-numbers: .venv/complete

@@ -66,6 +66,15 @@ OPTIMIZED = {
     "test_losses", "test_low_rank", "test_mechanism", "test_quantize", "test_recurrence",
     "test_rewriting", "test_robust", "test_rows", "test_winograd",
 }  # fmt: skip
+# Of test-system, what computes much, or must be as users have it: with XLA's optimizations. The rest
+# compiles many small programs, and has none.
+AS_USERS = {
+    "test_distributed", "test_examples", "test_export", "test_getting_started", "test_half",
+    "test_kill", "test_lora_example", "test_no_surprises", "test_notebook", "test_pages",
+    "test_populations", "test_private_deployments", "test_process_memory", "test_pytorch",
+    "test_quickstart", "test_repeat", "test_runs", "test_site", "test_training", "test_wire",
+    "test_zoo",
+}  # fmt: skip
 # Single functions that take long.
 FUNCTIONS = {
     "system": {
@@ -141,3 +150,5 @@ def pytest_collection_modifyitems(items):
                 continue
             if file in files or function in FUNCTIONS.get(stage, ()):
                 item.add_marker(stage)
+        if file in AS_USERS and item.get_closest_marker("system"):
+            item.add_marker("optimized")
