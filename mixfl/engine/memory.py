@@ -101,9 +101,12 @@ def client(simulator: Simulator, devices: int, term: Term, broadcast: Any, feeds
     opt = tree_bytes(jax.eval_shape(make(s.client_opt, s.client_lr).init, x))
     drift = tree_bytes(jax.eval_shape(lambda b: with_drift(s, b).drift, broadcast))
     one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[2:], a.dtype), feeds.batches)
-    # Rewritten products (forms/rewriting.py) form gradients that would be fused with the step.
-    formed = simulator.platform == "cpu" and s.convolutions != "plain"
-    models = (1 + (steps > 1 and written_out(steps, x)) + formed) * tree_bytes(x)
+    out = written_out(steps, x)
+    # Rewritten products (forms/rewriting.py) form gradients that would be fused with the step; not
+    # in a loop of plain steps on the client's own loss, which has one gradient only.
+    formed = out or opt or broadcast.aug is not None
+    rewritten = simulator.platform == "cpu" and s.convolutions != "plain"
+    models = (1 + (steps > 1 and out) + bool(rewritten and formed)) * tree_bytes(x)
     return drift + at_once * (models + opt + gradient_bytes(term, x, one))
 
 

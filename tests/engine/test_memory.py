@@ -25,12 +25,12 @@ def loss(params, batch):
     return jnp.sum(x**2, -1)
 
 
-def simulator(algorithm: str, **more) -> Simulator:
+def simulator(algorithm: str, layers: int = LAYERS, **more) -> Simulator:
     rng = np.random.default_rng(0)
     x = rng.standard_normal((8 * 64, WIDTH)).astype(np.float32)
     clients = ClientData.from_arrays({"x": x}, client=np.repeat(np.arange(8), 64))
     problem = Problem(
-        lambda key: [jax.random.normal(key, (WIDTH, WIDTH)) for _ in range(LAYERS)],
+        lambda key: [jax.random.normal(key, (WIDTH, WIDTH)) for _ in range(layers)],
         [Federated(loss, clients), Central(loss, {"x": x})],
     )
     s = Settings(rounds=2, cohort_size=4, client_lr=0.1, **USUAL | more)
@@ -71,3 +71,15 @@ def test_the_prediction_is_near_what_xla_allocates(algorithm, more):
     predicted = predicted_bytes(sim)
     data = predicted.data / PIECES / predicted.devices
     assert predicted.device + data == pytest.approx(allocated(sim), rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("layers", "more"),
+    [(LAYERS, {"local_steps": 6, "client_batch": 8}), (20, {}), (20, {"local_steps": 1})],
+)
+def test_a_loop_of_plain_steps_has_one_gradient(layers, more):
+    """With another one, as steps that are written out have it, it would be 1.2 times as much."""
+    sim = simulator("fedavg", layers, **more)
+    predicted = predicted_bytes(sim)
+    data = predicted.data / PIECES / predicted.devices
+    assert predicted.device + data == pytest.approx(allocated(sim), rel=0.1)
