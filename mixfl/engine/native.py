@@ -53,6 +53,7 @@ class Step:
     flops: Flops
     layers: int  # of convolutions
     measure: Callable[[], tuple[float, float]]  # its seconds; flops a second of a large product
+    of_clients: Callable[[int], Callable[[], float]]  # seconds of steps of so many clients at once
 
     @functools.cached_property
     def measured(self) -> tuple[float, float]:
@@ -162,7 +163,7 @@ def best(ways: dict[int, Any], jaxpr: Any, found: Sequence[Step] = ()) -> int:
     name = loops.digest(_described(jaxpr.jaxpr), (sorted(ways), CLEARLY))
     kept = loops.read()
     if kept.get(name) not in ways:
-        kept[name] = _fastest(ways, min((step.measured[0] for step in found), default=0.0))
+        kept[name] = _fastest(ways, found)
         loops.write(kept)
     return kept[name]
 
@@ -175,15 +176,18 @@ def _described(jaxpr: Any) -> Iterator[str]:
             yield from _described(inner)
 
 
-def _fastest(ways: dict[int, Any], step: float) -> int:
-    """The most threads are tried first. If the compiled round is as fast, no others are. A step in
-    PyTorch takes at least `step` seconds."""
+def _fastest(ways: dict[int, Any], found: Sequence[Step]) -> int:
+    """The most threads are tried first. If the compiled round is as fast, no others are. If it is
+    as fast as PyTorch's steps alone, nothing of PyTorch's way is compiled."""
     most, *fewer = sorted(ways.keys() - {0}, reverse=True)
     if 0 in ways:
         compiled = Trial(ways[0])
-        took, alone = compiled.seconds(), step * compiled.steps * ways[0].devices / most
-        if took < max(SHORT * compiled.steps, CLEARLY * alone):
-            return 0  # nothing of PyTorch's way has to be compiled
+        if compiled.seconds() < SHORT * compiled.steps:
+            return 0
+        if len(found) == 1:
+            steps, one = compiled.steps * ways[0].devices / most, found[0].of_clients(most)
+            if slower(compiled.seconds, lambda: steps * one()) <= CLEARLY:
+                return 0
         chosen = Trial(ways[most])
         if slower(compiled.seconds, chosen.seconds) <= CLEARLY:
             return 0

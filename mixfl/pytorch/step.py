@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mixfl.engine.native import Flops, Step
 from mixfl.pytorch.callbacks import InPyTorch
+from mixfl.pytorch.native import in_threads
 from mixfl.pytorch.torchax_bridge import no_other_compiler
 
 MOST, SECONDS = 20, 0.15  # trials, as long as they are short
@@ -107,9 +108,20 @@ def step_of(loss: InPyTorch, batch: dict[str, Any]) -> Step:
         a = torch.ones(SIDE, SIDE)
         return _seconds(made()), 2 * SIDE**3 / _seconds(lambda: torch.mm(a, a))
 
+    def of_clients(count: int) -> Callable[[], float]:
+        steps = [made() for _ in range(count)]
+
+        def seconds() -> float:
+            begin = time.perf_counter()
+            in_threads(lambda i: steps[i](), count)
+            return time.perf_counter() - begin
+
+        seconds()  # the first one takes longer
+        return seconds
+
     found = _on_one_core(counted)
     digest, flops = found.seen.hexdigest(), Flops(**found.flops)
-    return Step(digest, flops, found.layers, lambda: _on_one_core(measured))
+    return Step(digest, flops, found.layers, lambda: _on_one_core(measured), of_clients)
 
 
 def _on_one_core(function: Callable[[], T]) -> T:

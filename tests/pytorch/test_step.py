@@ -144,7 +144,8 @@ def measured(monkeypatch, tmp_path):
 
     def step(self, batch):
         assert len(batch["x"]) == S.client_batch
-        return Step("operators", Flops(recurrent=times["recurrent"]), 0, measure)
+        flops = Flops(recurrent=times["recurrent"])
+        return Step("operators", flops, 0, measure, lambda threads: lambda: times["seconds"])
 
     def compared(*given):
         asked.append("compiled")
@@ -203,7 +204,12 @@ def test_what_fails_is_left_to_the_preflight(monkeypatch, measured):
     assert simulator_of(problem()).steps == []
 
 
-def test_a_compiled_round_as_fast_as_the_steps_alone_is_taken(monkeypatch, measured):
+@pytest.mark.parametrize(
+    ("ratio", "expected"), [(0.9, ["compiled"]), (1.1, ["compiled", "pytorch"])]
+)
+def test_a_compiled_round_as_fast_as_the_steps_alone_is_taken(
+    ratio, expected, monkeypatch, measured
+):
     timed = []
 
     class Trial:
@@ -214,10 +220,17 @@ def test_a_compiled_round_as_fast_as_the_steps_alone_is_taken(monkeypatch, measu
             self.seconds = lambda: 1.0
 
     monkeypatch.setattr(native, "Trial", Trial)
-    per_step = 1.0 / Trial.steps * 2  # on each of two cores
-    measured[0].update(seconds=per_step, recurrent=0.0)
-    assert simulator_of(problem(), devices=2, first_layer="plain").resolved().loops == "compiled"
-    assert timed == ["compiled"]
+    per_step = 1.0 / Trial.steps  # on each of two cores
+    measured[0].update(seconds=per_step / ratio, recurrent=0.0)
+    assert simulator_of(problem(), devices=2).resolved().loops == "compiled"
+    assert timed == expected
+
+
+def test_steps_of_several_clients_at_once_are_timed():
+    own = problem()
+    loss = own.terms[0].loss
+    seconds = loss.step({"x": np.ones((2, 3), np.float32)}).of_clients(2)
+    assert seconds() > 0
 
 
 def test_a_run_that_pytorch_computes_checks_its_loss(measured):
