@@ -89,13 +89,16 @@ def refused(problem: Problem, algorithm: Algorithm, s: Settings, rows: bool) -> 
     return "" if jax.process_count() == 1 else "there are several processes"
 
 
-def steps(problem: Problem, algorithm: Algorithm, s: Settings, threads: int) -> list[Step]:
-    """A client's step of each population. Empty if nothing has to be chosen, or PyTorch can't take
-    them, or something fails: the preflight or the run then says what is wrong."""
-    chosen = s.loops != "auto" or s.aggregation != "mean" or threads > processes.available()
+def possible(problem: Problem, algorithm: Algorithm, s: Settings, threads: int) -> bool:
+    """Can PyTorch compute the gradients? Known before any loss is traced; if it is not, False."""
     rows = s.tables != "dense" and any(term.rows for term in problem.populations)
-    if chosen or not algorithm.feed.clients or refused(problem, algorithm, s, rows):
-        return []
+    plain = algorithm.feed.clients and s.aggregation == "mean" and threads <= processes.available()
+    return bool(plain) and not refused(problem, algorithm, s, rows)
+
+
+def steps(problem: Problem, s: Settings) -> list[Step]:
+    """A client's step of each population. Empty if something fails: the preflight or the run then
+    says what is wrong."""
     kept = problem.kept.setdefault("steps", {})
 
     def of(term: Any) -> Step:

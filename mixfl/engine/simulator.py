@@ -61,8 +61,12 @@ class Simulator:
         problem, algorithm = algorithm_in_half(problem, algorithm, s)
         self.s, self.loops = s, "compiled"  # or: host, pytorch
         devices = self._threads()[-1]
-        self.steps = native.steps(problem, algorithm, s, devices) if self.platform == "cpu" else []
-        if native.at_once(self.steps):
+        self.steps: list[native.Step] = []  # of clients in PyTorch, if they matter
+        possible = self.platform == "cpu" and native.possible(problem, algorithm, s, devices)
+        if possible and s.loops == "auto":
+            self.steps = native.steps(problem, s)
+        known = possible and s.loops == "pytorch" and s.devices != "auto"
+        if known or native.at_once(self.steps):
             self.loops = "pytorch"
             problem, algorithm = _natively(problem, algorithm, devices)
             self.forms = Forms({term.name: () for term in problem.populations})

@@ -73,7 +73,7 @@ class Operators(TorchDispatchMode):
         super().__init__()
         self.flops = {"dense": 0.0, "convolutions": 0.0, "recurrent": 0.0}
         self.layers = 0  # of convolutions
-        self.seen = hashlib.sha256()
+        self.seen = hashlib.sha256(torch.__version__.encode())
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
