@@ -148,7 +148,7 @@ class NativeLoss(Loss):
     def __init__(self, loss: Loss, threads: int):
         vars(self).update(vars(loss))
         self.threads = threads
-        self.alone = self.in_pytorch()
+        self.pure: dict[Any, Verdict] = {}  # by the kind of batch, of losses that are not compiled
 
     @property
     def notes(self) -> list[str]:
@@ -173,9 +173,9 @@ class NativeLoss(Loss):
 
     def _check(self, data):
         """Only what matters to PyTorch: whether the loss can be compiled need not be known."""
-        kind = _kind((data,))
-        tried = self if kind in self.verdicts else self.alone
-        verdict = tried._verdict(kind, (data,))
+        kind, plain = _kind((data,)), self.in_pytorch()
+        plain.verdicts = self.pure
+        verdict = (self if kind in self.verdicts else plain)._verdict(kind, (data,))
         if verdict.refused:
             raise ImpureLoss(f"{self.name} {verdict.refused}")
 

@@ -249,3 +249,11 @@ def test_a_run_that_pytorch_computes_checks_its_loss(measured):
     with pytest.raises(mixfl.MixflError, match="draws"):
         mixfl.train(draws, "fedavg", **keys)
     assert "compiled" not in measured[1]
+
+
+def test_a_simulator_alone_checks_its_loss(measured):
+    own = problem(lambda: nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 1)))
+    simulator = simulator_of(own)
+    with pytest.raises(mixfl.MixflError, match="BatchNorm"):
+        next(simulator.rounds(simulator.init(), 0, 1))
+    assert "compiled" not in measured[1]
