@@ -59,14 +59,27 @@ class Simulator:
         x = model_shapes(problem)
         self.platform = platform or jax.default_backend()  # what the programs are made for
         problem, algorithm = algorithm_in_half(problem, algorithm, s)
-        problem, algorithm = in_fast_form(problem, x, algorithm, s, self.platform)
-        self.problem, self.algorithm, self.s = problem, algorithm, s
+        self.s, self.loops = s, "compiled"  # or: host, pytorch
+        devices = self._threads()[-1]
+        self.steps: list[native.Step] = []  # of clients in PyTorch, if they matter
+        possible = self.platform == "cpu" and native.possible(problem, algorithm, s, devices)
+        if possible and s.loops == "auto":
+            self.steps = native.steps(problem, s)
+        known = possible and s.loops == "pytorch" and s.devices != "auto"
+        if known or native.at_once(self.steps):
+            self.loops = "pytorch"
+            problem, algorithm = _natively(problem, algorithm, devices)
+            self.forms = Forms({term.name: () for term in problem.populations})
+        else:
+            problem, algorithm = in_fast_form(problem, x, algorithm, s, self.platform)
+        self.problem, self.algorithm = problem, algorithm
         self.aggregation = chain(s) if algorithm.feed.clients else Chain([])
-        self.forms = choose_forms(problem, x, algorithm, s, self.aggregation, self.platform)
-        self.loops = "compiled"  # or: host, pytorch
+        if self.loops == "compiled":
+            self.forms = choose_forms(problem, x, algorithm, s, self.aggregation, self.platform)
+            devices = choose_devices(problem, x, algorithm, s, self.forms, self.platform)
         self.not_timed = ""  # why that was not found out
         self.constants = 0  # bytes of a round's constants, as far as known
-        self._on_devices(choose_devices(problem, x, algorithm, s, self.forms, self.platform))
+        self._on_devices(devices)
         self.feeder.check_draws(self.at(0))
         check_marks(self.at(0), self.feeder, lambda: first_model(problem, s.seed))
         self.memory = ClientMemory(problem, algorithm, s)
@@ -95,6 +108,8 @@ class Simulator:
         """Decides where the loops run. Returns the operators for which that was timed."""
         unknown: set[str] = set()
         loops = self.s.loops
+        if self.loops == "pytorch":
+            return unknown
         if loops == "auto" and self.platform == "cpu" and jax.process_count() == 1:
             try:
                 jaxpr = self._jaxpr()
@@ -120,31 +135,31 @@ class Simulator:
         self.loops, self.programs = "host", {}
         self._on_devices(1)
 
+    def _threads(self) -> list[int]:
+        """How many clients PyTorch may compute at once."""
+        return sorted({1, processes.available()}) if self.s.devices == "auto" else [self.s.devices]
+
     def _not_native(self) -> str:
         if self.platform != "cpu":
             return "it is for CPUs only"
-        return native.refused(self.problem, self.algorithm, self.s, self.forms)
+        rows = any(self.forms.tables.values())
+        return native.refused(self.problem, self.algorithm, self.s, rows)
 
     def _choose_native(self, jaxpr) -> None:
         """Lets PyTorch compute the gradients, if it can and that is faster. Without a round to
         compare it with, or if that calls PyTorch anyway, it only chooses the threads."""
         if self._not_native():
             return
-        most = processes.available()
-        threads = sorted({1, most}) if self.s.devices == "auto" else [self.s.devices]
-        ways = {n: self._natively(n) for n in threads}
+        ways = {n: self._natively(n) for n in self._threads()}
         if jaxpr is not None and not native.not_compiled(self.problem):
             ways[0] = self
-        chosen = native.best(ways, jaxpr)
+        chosen = native.best(ways, jaxpr, self.steps)
         if chosen:
             vars(self).update(vars(ways[chosen]))
 
     def _natively(self, threads: int) -> "Simulator":
         other = copy.copy(self)
-        other.problem = native.natively(self.problem, threads)
-        origin = self.algorithm.own_origin()
-        assert origin is not None  # _not_native
-        other.algorithm = origin.of(other.problem)
+        other.problem, other.algorithm = _natively(self.problem, self.algorithm, threads)
         other.forms = Forms({term.name: () for term in other.problem.populations})
         other.loops, other.programs = "pytorch", {}
         other._on_devices(threads)
@@ -374,6 +389,14 @@ class Simulator:
         piece = self.memory.fed(piece)
         drawn, clients = program.joined(piece.drawn, piece.clients)
         return piece._replace(drawn=drawn, clients=clients)
+
+
+def _natively(problem: Problem, algorithm: Algorithm, threads: int) -> tuple[Problem, Algorithm]:
+    """With PyTorch's gradients."""
+    origin = algorithm.own_origin()
+    assert origin is not None  # native.refused
+    problem = native.natively(problem, threads)
+    return problem, origin.of(problem)
 
 
 def _own(a) -> jax.Array:

@@ -12,12 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from mixfl.engine.host_calls import host_call
+from mixfl.engine.native import Step
 from mixfl.engine.purity import ImpureLoss
 from mixfl.errors import MixflError
 from mixfl.frozen import Frozen
 from mixfl.losses import takes
 from mixfl.pytorch import callbacks
 from mixfl.pytorch.native import Gradients, Steps
+from mixfl.pytorch.step import step_of
 from mixfl.pytorch.trial import Verdict, failed, tried
 from mixfl.randomness import trial_batch
 
@@ -61,6 +63,10 @@ class Loss(callbacks.InPyTorch):
         plain = copy.copy(self)
         plain.compile, plain.verdicts = False, {}
         return plain
+
+    def step(self, batch: dict[str, Any]) -> Step:
+        """How PyTorch takes a step on a client's batch."""
+        return step_of(self, batch)
 
     def natively(self, threads: int) -> "NativeLoss":
         """The same loss, whose gradients PyTorch computes itself."""
@@ -142,6 +148,7 @@ class NativeLoss(Loss):
     def __init__(self, loss: Loss, threads: int):
         vars(self).update(vars(loss))
         self.threads = threads
+        self.pure: dict[Any, Verdict] = {}  # by the kind of batch, of losses that are not compiled
 
     @property
     def notes(self) -> list[str]:
@@ -165,7 +172,10 @@ class NativeLoss(Loss):
         return x, jnp.sum(weights * losses.reshape(weights.shape))
 
     def _check(self, data):
-        verdict = self._verdict(_kind((data,)), (data,))
+        """Only what matters to PyTorch: whether the loss can be compiled need not be known."""
+        kind, plain = _kind((data,)), self.in_pytorch()
+        plain.verdicts = self.pure
+        verdict = (self if kind in self.verdicts else plain)._verdict(kind, (data,))
         if verdict.refused:
             raise ImpureLoss(f"{self.name} {verdict.refused}")
 

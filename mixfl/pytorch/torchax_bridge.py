@@ -107,12 +107,10 @@ def constant(t: torch.Tensor) -> jax.Array:
 
 
 @contextlib.contextmanager
-def no_other_compiler():
-    """PyTorch keeps its own compiler away from torchax's operators, and imports it for that, which
-    takes a second. If it was not imported before, there is nothing to keep away."""
-    from torchax.tensor import XLADispatchMode
-
-    own = getattr(XLADispatchMode.__torch_dispatch__, "__wrapped__", None)
+def no_other_compiler(mode: type):
+    """PyTorch keeps its own compiler away from the operators of a dispatch mode, and imports it for
+    that, which takes a second. If it was not imported before, there is nothing to keep away."""
+    own = getattr(mode.__torch_dispatch__, "__wrapped__", None)  # type: ignore[attr-defined]
     if own is None or "torch._dynamo" in sys.modules or hasattr(own, KEPT_AWAY):
         yield
         return
@@ -127,11 +125,13 @@ def no_other_compiler():
 def lowering():
     """PyTorch's operators become JAX's. Yields the environment."""
     env, fast = environment(), torch.backends.mha.get_fastpath_enabled()
+    from torchax.tensor import XLADispatchMode
+
     with _lock, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Explicitly requested dtype")  # 64-bit numbers
         torch.backends.mha.set_fastpath_enabled(False)  # of attention, by an operator for CPUs
         try:
-            with env, no_other_compiler():
+            with env, no_other_compiler(XLADispatchMode):
                 yield env
         finally:
             torch.backends.mha.set_fastpath_enabled(fast)

@@ -13,6 +13,7 @@ import numpy as np
 from mixfl.algorithms.contract import Recipe
 from mixfl.engine import processes
 from mixfl.engine.base import Engine
+from mixfl.engine.native import never_compiled
 from mixfl.engine.preflight import preflight
 from mixfl.engine.source import source
 from mixfl.errors import Interrupted, MixflError
@@ -170,7 +171,9 @@ def _as_before(plan: Plan, out: Path | None) -> Plan:
 
 def _checked(problem: Problem, s: Settings, engine: Engine) -> Metrics:
     """Looks for mistakes in the problem. Returns the metrics of the initial model, in process 0."""
-    preflight(problem, s, engine.resolved().tables == "rows")
+    chosen = engine.resolved()
+    by_pytorch = chosen.loops == "pytorch"
+    preflight(never_compiled(problem) if by_pytorch else problem, s, chosen.tables == "rows")
     # A mistake in `evaluate` shows now, not after the first rounds.
     return only_first(lambda: evaluated(problem, one_copy(engine.init().x), s.eval_clients)) or {}
 
