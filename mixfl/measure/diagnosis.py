@@ -16,7 +16,7 @@ from mixfl.engine import Simulator
 from mixfl.engine.first_model import first_model
 from mixfl.errors import MixflError
 from mixfl.measure.curvature import Curvature
-from mixfl.measure.gradients import Gradients, Measured
+from mixfl.measure.gradients import Gradients, Measured, Term
 from mixfl.measure.population_split import Split, check_column, split
 from mixfl.measure.private_diagnosis import (
     Figures,
@@ -30,15 +30,17 @@ from mixfl.measure.quadratic_model import directions, quadratic_model
 from mixfl.problem import Params, Problem
 from mixfl.settings import SENT_EXACTLY, Settings
 from mixfl.theory.advice import Choice, central_batch, changes, choose, names
-from mixfl.theory.intervals import Interval, interval
+from mixfl.theory.intervals import Interval, half_width, interval
 from mixfl.theory.predictions import Prediction, Setup, limited_by_noise, rounds_to
 from mixfl.theory.private_advice import Afforded, choose_private, too_long
 
 Report = Callable[[int, int, str], None]
 ROUNDS = 20  # with K = 1, to measure G~ and B~
-COHORTS = 16  # to estimate variances
+COHORTS = 16  # at most, to estimate variances
+LOOKS = (4, 8)  # cohorts after which variances may be accurate enough
+ACCURATE = 0.15  # half of an interval, as a part of what it is about
 SPLIT = 8  # cohorts for a divided population
-SAMPLES = 3  # to estimate beta
+SAMPLES = 3  # at most, to estimate beta
 BATCHES = 4  # the most batches of a client, for variances
 PROBE = 10  # rounds
 CLEARLY = 0.05  # share of the gain in loss that makes a learning rate clearly better
@@ -126,17 +128,19 @@ def diagnose(
     measure = Gradients(problem, s, batches_to_measure(problem, s))
     curvature = Curvature(problem, measure.simulator, AGAIN)
     x, start = curvature.flat(x1), curvature.flat(x0)
-    betas = [
-        curvature.of_round(AGAIN + i).smoothness(x, seed=i)
-        for i in clock.repeat("smoothness", SAMPLES, 0.35, 2)
-    ]
+    betas: list[np.ndarray] = []
+    for i in clock.repeat("smoothness", SAMPLES, 0.35, 2):
+        betas.append(curvature.of_round(AGAIN + i).smoothness(x, seed=i))
+        if i > 0 and all(accurate(b) for b in np.transpose(betas)):
+            break
     at_start = curvature.smoothness(start)
     subspace = directions(curvature, x, start)
     basis = jax.vmap(curvature.unravel)(subspace.basis)
-    measured = [
-        measure.at(x1, AGAIN + i, basis)
-        for i in clock.repeat("gradients and their noise", COHORTS, 0.6, 4)
-    ]
+    measured: list[Measured] = []
+    for i in clock.repeat("gradients and their noise", COHORTS, 0.6, 4):
+        measured.append(measure.at(x1, AGAIN + i, basis))
+        if len(measured) in LOOKS and noise_known(measured, setup):
+            break
     figures = [
         term_figures(j, problem, setup, measured, np.array(betas), at_start)
         for j in range(len(problem.terms))
@@ -251,22 +255,41 @@ def setup_of(problem: Problem, s: Settings) -> Setup:
 
 
 def along(problem: Problem, s: Settings, x: Params, clock: Clock):
-    """G~^2 and B~^2 along rounds of PT with K = 1 (where all algorithms are the same), and the
-    last model."""
+    """G~^2 and B~^2 along rounds with K = 1 (where all algorithms are the same), and the last
+    model."""
     once = dataclasses.replace(s, local_steps=1, central_steps=1)
-    simulator = Simulator(problem, ALGORITHMS["pt"].build(problem, once), once)
-    measure, curve = Gradients(problem, once), []
-    state = simulator.state(x)
+    merge = 1.0 if s.merge_lr == "auto" else s.merge_lr
+    measure = Gradients(problem, once, step=s.client_lr * s.server_lr * merge)
+    curve = []
     for t in clock.repeat("gradient dissimilarity", ROUNDS, 0.25, 5):
-        curve.append((t, *measure.dissimilarity(state.x, t)))
-        (result,) = simulator.rounds(state, t, t + 1)
-        if not bool(result.info["finite"]):
+        g2, b2, x = measure.stepped(x, t)
+        if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(x)):
             raise MixflError(
                 f"with client_lr = {s.client_lr:g} the model is no longer finite after round "
                 f"{t + 1} of K = 1: lower client_lr to measure."
             )
-        state = result.state
-    return curve, jax.tree.map(np.asarray, state.x)
+        curve.append((t, g2, b2))
+    return curve, jax.tree.map(np.asarray, x)
+
+
+def accurate(values) -> bool:
+    """Whether the interval of these values is narrow, compared with their mean."""
+    return half_width(values) <= ACCURATE * abs(float(np.mean(values)))
+
+
+def noise_known(measured: list[Measured], setup: Setup) -> bool:
+    """Whether the noise of each term is known well enough to predict with: the variance of a
+    client's mean gradient, or of a central example's; in all parameters and in the model's
+    directions."""
+
+    examples = setup.K * setup.client_batch
+
+    def noises(t: Term) -> tuple[float, float]:
+        inside = np.trace(t.v_matrix) / examples + np.trace(t.between_matrix)
+        return t.v / examples + t.between, float(inside)
+
+    every = np.array([[noises(t) for t in m.terms] for m in measured])  # [cohorts, terms, 2]
+    return all(accurate(values) for values in every.reshape(len(measured), -1).T)
 
 
 def term_figures(
