@@ -110,7 +110,7 @@ class Clock:
 
 
 def diagnose(
-    problem: Problem, s: Settings, target: float = 0.1, budget: float = 120.0,
+    problem: Problem, s: Settings, target: float = 0.1, budget: float = 60.0,
     column: str | None = None, report: Report = lambda *_: None, horizon: int = 500,
 ) -> Diagnosis:  # fmt: skip
     """`column` is a column by which clients might be divided. `horizon` is the most rounds to
