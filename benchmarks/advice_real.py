@@ -111,9 +111,7 @@ class Tuning:
         batch = self.s.central_batch
         if algorithm == "1wgt" and batch != "auto":  # as many central rows as the others
             batch = most_examples(self.problem, self.setup.central)
-        s = dataclasses.replace(
-            self.s, client_lr=eta, seed=self.s.seed + seed, central_batch=batch
-        )
+        s = dataclasses.replace(self.s, client_lr=eta, seed=self.s.seed + seed, central_batch=batch)
         simulator = Simulator(self.problem, ALGORITHMS[algorithm].build(self.problem, s), s)
         x = first_model(self.problem, s.seed)
         rounds = self.horizon if rounds is None else rounds
@@ -177,7 +175,8 @@ class Tuning:
             for i in near:
                 near[i] = self.rounds(a, self.rate(i), 2 * most, self.curves[a][i])
             chosen = near or rounds[a]  # far from the best: the first seed is enough
-            i = min(chosen, key=chosen.__getitem__)
+            losses = {i: last(c) for i, c in self.curves[a].items()}
+            _, _, i = min((r, losses[i], i) for i, r in chosen.items())
             found[a] = {"client_lr": self.rate(i), "rounds": chosen[i], "tried": len(rounds[a])}
         return found
 
@@ -230,16 +229,19 @@ def judged(name: str, data: str | None, horizon: int, budget: float) -> dict[str
 
 
 def show(rows: list[dict]) -> None:
+    def at(run: dict) -> str:
+        return f"{run['rounds'] or math.inf:5.1f} at {run['client_lr']:<7.3g}"
+
     for r in rows:
         t, a = r["tuned"], r["advised"]
         print(
-            f"{r['problem']:14s} tuned "
-            + ", ".join(f"{n} {t[n]['rounds'] or math.inf:5.1f} at {t[n]['client_lr']:<7.3g}" for n in NAMES)
-            + f" advised {a['algorithm']:4s} {a['rounds'] or math.inf:5.1f} at {a['client_lr']:<7.3g}"
-            f" x {r['ratio'] or math.inf:.2f} (its algorithm, tuned: {r['ratio_tuned'] or math.inf:.2f})"
-            f"  diagnosis {r['diagnosis']['processor_seconds']:.0f} s of processor time, "
-            f"{r['diagnosis']['seconds']:.0f} s", flush=True,
-        )  # fmt: skip
+            f"{r['problem']:14s} tuned {', '.join(f'{n} {at(t[n])}' for n in NAMES)} "
+            f"advised {a['algorithm']:4s} {at(a)} x {r['ratio'] or math.inf:.2f} "
+            f"(its algorithm, tuned: {r['ratio_tuned'] or math.inf:.2f})  diagnosis "
+            f"{r['diagnosis']['processor_seconds']:.0f} s of processor time, "
+            f"{r['diagnosis']['seconds']:.0f} s",
+            flush=True,
+        )
     good = sum((r["ratio"] or math.inf) <= 1.25 for r in rows)
     print(f"{good} of {len(rows)} within 1.25 times the rounds of the best tuned algorithm")
 

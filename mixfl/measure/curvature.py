@@ -176,7 +176,7 @@ def lanczos(product, start, iterations: int = ITERATIONS, residual: float = RESI
 
 
 def ritz(alphas: list[float], betas: list[float]) -> tuple[float, float]:
-    """The largest |eigenvalue| of a tridiagonal matrix, and the last entry of its vector by size."""
+    """The largest |eigenvalue| of a tridiagonal matrix, and the last |entry| of its vector."""
     values, vectors = np.linalg.eigh(np.diag(alphas) + np.diag(betas, 1) + np.diag(betas, -1))
     at = int(np.abs(values).argmax())
     return float(abs(values[at])), float(abs(vectors[-1, at]))

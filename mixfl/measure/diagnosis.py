@@ -2,19 +2,16 @@
 
 import dataclasses
 import functools
-import math
-import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from mixfl.algorithms import ALGORITHMS
 from mixfl.algorithms.epochs import mean_steps
-from mixfl.engine import Simulator
 from mixfl.engine.first_model import first_model
 from mixfl.errors import MixflError
+from mixfl.measure.clock import Clock, Report
 from mixfl.measure.curvature import Curvature
 from mixfl.measure.gradients import Gradients, Measured, Term
 from mixfl.measure.population_split import Split, check_column, split
@@ -27,14 +24,14 @@ from mixfl.measure.private_diagnosis import (
     with_all_parameters,
 )
 from mixfl.measure.quadratic_model import directions, quadratic_model
+from mixfl.measure.rate_probe import Run, decided, probed
 from mixfl.problem import Params, Problem
 from mixfl.settings import SENT_EXACTLY, Settings
 from mixfl.theory.advice import Choice, central_batch, changes, choose, names
 from mixfl.theory.intervals import Interval, half_width, interval
-from mixfl.theory.predictions import Prediction, Setup, limited_by_noise, rounds_to
+from mixfl.theory.predictions import Setup, limited_by_noise, rounds_to
 from mixfl.theory.private_advice import Afforded, choose_private, too_long
 
-Report = Callable[[int, int, str], None]
 ROUNDS = 20  # with K = 1, to measure G~ and B~
 COHORTS = 16  # at most, to estimate variances
 LOOKS = (4, 8)  # cohorts after which variances may be accurate enough
@@ -42,8 +39,6 @@ ACCURATE = 0.15  # half of an interval, as a part of what it is about
 SPLIT = 8  # cohorts for a divided population
 SAMPLES = 3  # at most, to estimate beta
 BATCHES = 4  # the most batches of a client, for variances
-PROBE = 10  # rounds
-CLEARLY = 0.05  # share of the gain in loss that makes a learning rate clearly better
 AGAIN = 1 << 20  # measurements use cohorts from this round on, which no run will see
 OPTIMIZERS = ("client_opt", "server_opt", "central_opt", "merge_opt")
 PLAIN: dict[str, Any] = {
@@ -87,26 +82,6 @@ class Diagnosis(NamedTuple):
     @property
     def b2(self) -> float:
         return max(b for _, _, b in self.curve)
-
-
-class Clock:
-    """Keeps track of the time budget."""
-
-    def __init__(self, budget: float, report: Report):
-        self.begun, self.budget, self.report = time.perf_counter(), budget, report
-
-    @property
-    def spent(self) -> float:
-        return time.perf_counter() - self.begun
-
-    def repeat(self, what: str, times: int, until: float, least: int = 1):
-        """Yields 0, 1, ... up to `times`, until the share `until` of the budget is spent, but at
-        least `least` times."""
-        for i in range(times):
-            if i >= least and self.spent > until * self.budget:
-                return
-            self.report(i, times, what)
-            yield i
 
 
 def diagnose(
@@ -155,7 +130,9 @@ def diagnose(
         choice, fits = choose_private(model, setup, horizon, target)
     chosen = choice.chosen
     noised = private and functools.partial(probe_settings, private, setup, model)
-    probe = probed(problem, s, setup, chosen, x0, curvature, clock, noised)
+    first = float(curvature.losses(start).sum())
+    begin = runs_of(problem, s, setup, chosen.algorithm, x0, curvature, noised or None)
+    probe = probed(begin, chosen.eta, first, clock)
     if private is None:
         wild = functools.partial(limited_by_noise, model, chosen.algorithm, setup, target=target)
     else:  # a few rounds favor steps whose noise is too much for all of them
@@ -164,7 +141,7 @@ def diagnose(
     divided = splits(problem, s, column, x1, clock)
     return Diagnosis(
         algorithm=chosen.algorithm,
-        eta=decided(chosen.eta, allowed, float(curvature.losses(start).sum())),
+        eta=decided(chosen.eta, allowed, first),
         predicted_eta=chosen.eta,
         choice=choice,
         equal=[(a, rounds_to(model, a, setup, chosen.eta, target, horizon)) for a in names(model)],
@@ -306,51 +283,18 @@ def term_figures(
     )  # fmt: skip
 
 
-def probed(
-    problem: Problem, s: Settings, setup: Setup, chosen: Prediction, x: Params,
-    curvature: Curvature, clock: Clock, noised: Callable[[float], Settings] | None = None,
-) -> list[tuple[float, float]]:  # fmt: skip
-    """Learning rates with their losses on the sample after a few rounds from x. Tries the predicted
-    rate, half of it and twice it, and goes further while an outer one is best. `noised`: the
-    settings of a private run with such a rate."""
-    algorithm, batch = chosen.algorithm, s.central_batch
+def runs_of(
+    problem: Problem, s: Settings, setup: Setup, algorithm: str, x: Params, curvature: Curvature,
+    noised: Callable[[float], Settings] | None = None,
+) -> Callable[[float], Run]:  # fmt: skip
+    """Begins runs from x with a learning rate. `noised`: the settings of a private run with it."""
+    batch = s.central_batch
     if algorithm == "1wgt" and batch != "auto":  # as many central examples as the others
         batch = most_examples(problem, setup.central)
 
-    def loss(eta: float) -> float:
+    def start(eta: float) -> Run:
         used = s if noised is None else noised(eta)
-        probe = dataclasses.replace(used, client_lr=eta, central_batch=batch)
-        simulator = Simulator(problem, ALGORITHMS[algorithm].build(problem, probe), probe)
-        losses = [
-            float(curvature.losses(curvature.flat(result.state.x)).sum())
-            for result in simulator.rounds(simulator.state(x), 0, PROBE)
-        ]
-        # The mean over the second half, because the loss of a single round is noisy.
-        mean = float(np.mean(losses[PROBE // 2 :]))
-        return mean if math.isfinite(mean) else math.inf
+        used = dataclasses.replace(used, client_lr=eta, central_batch=batch)
+        return Run(problem, algorithm, used, x, curvature)
 
-    tried: dict[float, float] = {}  # factor: loss
-    factor = 1.0
-    for i in clock.repeat("probe of the learning rate", 6, 1.0, 3):
-        tried[factor] = loss(chosen.eta * factor)
-        if i < 2:
-            factor = (0.5, 2.0)[i]
-        elif outer(tried):
-            factor = max(tried) * 2 if outer(tried) > 0 else min(tried) / 2
-        else:
-            break
-    return sorted((chosen.eta * f, value) for f, value in tried.items())
-
-
-def decided(eta: float, probe: list[tuple[float, float]], first: float) -> float:
-    """The predicted learning rate, or the nearest one that is clearly better in the probe. Only
-    clearly, because a few rounds favor steps that are too long or too short for the end."""
-    least = min(loss for _, loss in probe)
-    good = [e for e, loss in probe if loss <= least + CLEARLY * (first - least)]
-    return min(good, key=lambda e: abs(math.log(e / eta)))
-
-
-def outer(losses: dict[float, float]) -> int:
-    """1 if the largest is best, -1 if the smallest is, otherwise 0."""
-    best = min(losses, key=losses.__getitem__)
-    return (best == max(losses)) - (best == min(losses))
+    return start

@@ -98,8 +98,8 @@ def coordinates(basis, g):
 def gradients(
     problem: Problem, s: Settings, batches: int, divided_by: str | None = None, step: float = 0.0
 ) -> Algorithm:
-    """`info["terms"]` has a Scatter for each term. `divided_by` is a column. Then takes a step along
-    the mean gradients of all terms, if there is one."""
+    """`info["terms"]` has a Scatter for each term. `divided_by` is a column. Then, with a `step`,
+    goes that far along the mean gradients of all terms."""
 
     def client(term, probe, feed):
         x, basis, threshold = probe

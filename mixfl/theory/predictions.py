@@ -171,8 +171,8 @@ def error_parts(model: QuadraticModel, one_round: Course, rounds: int):
 
     With R^T R = the Hessian and y = (model, last gradients, 1), a round is y' = A y + noise, and
     f - f* = |L y|^2 / 2 for L = R (1, 0, -optimum). After t rounds it is |L A^t y|^2 / 2, and the
-    noise of a round that is s rounds old adds tr(L A^s noise (L A^s)^T) / 2. So only L A^t, with few
-    rows, is carried along.
+    noise of a round that is s rounds old adds tr(L A^s noise (L A^s)^T) / 2. So only L A^t is
+    carried along, which has few rows.
     """
     r, size = len(model.gradient), len(one_round.shift)
     values, vectors = np.linalg.eigh(model.hessian)

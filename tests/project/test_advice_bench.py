@@ -53,7 +53,7 @@ def test_tuning_finds_the_step_of_a_quadratic():
 
 @pytest.mark.parametrize("name", mixed_zoo.MODELS)
 def test_the_mixed_zoo_has_other_labels_at_the_server(name):
-    given, s = mixed_zoo.problem(name, 0.1)
+    given, _ = mixed_zoo.problem(name, 0.1)
     fed, central = given.terms
     at_clients = set(fed.examples.take(np.arange(len(fed.examples)))["label"].tolist())
     at_server = set(central.examples.take(np.arange(len(central.examples)))["label"].tolist())
