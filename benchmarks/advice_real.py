@@ -101,6 +101,7 @@ class Tuning:
         self.s = dataclasses.replace(s.at(0), **PLAIN, clip="off", aggregation="mean")
         self.setup, self.sample = setup_of(problem, self.s), large_sample(problem, self.s)
         self.curves: dict[str, dict[int, np.ndarray]] = {a: {} for a in NAMES}  # of the first seed
+        self.known_goal: float | None = None
 
     def rate(self, i: int) -> float:
         return self.s.client_lr * 2.0**i
@@ -132,6 +133,8 @@ class Tuning:
 
     @property
     def goal(self) -> float:
+        if self.known_goal is not None:
+            return self.known_goal
         every = [c for of in self.curves.values() for c in of.values()]
         first, least = every[0][0], min(last(c) for c in every)
         return float(first - PART * (first - least))
@@ -213,7 +216,8 @@ def judged(name: str, data: str | None, horizon: int, budget: float) -> dict[str
         "problem": name + ("-data" if data else ""),
         "advised": {"algorithm": advice.algorithm, "client_lr": advice.eta, "rounds": rounds},
         "predicted": {p.algorithm: [p.rounds, p.eta] for p in advice.choice.all},
-        "probe": advice.probe, "tuned": tuned, "best": best, "ratio": rounds / fewest,
+        "probe": advice.probe, "tried": dict(advice.tried), "tuned": tuned, "best": best,
+        "ratio": rounds / fewest,
         "ratio_tuned": tuned[advice.algorithm]["rounds"] / fewest,
         "diagnosis": {"seconds": seconds, "processor_seconds": processor},
         "tuning": {"processor_seconds": time.process_time() - used},
@@ -225,6 +229,25 @@ def judged(name: str, data: str | None, horizon: int, budget: float) -> dict[str
             **{t.name: [t.v.mean, t.between.mean if t.between else 0.0] for t in advice.terms},
         },
         "bound": {a: bound(tuning, advice, a, epsilon, F) for a in NAMES},
+    }  # fmt: skip
+
+
+def again(row: dict[str, Any], data: str | None, budget: float) -> dict[str, Any]:
+    """Only the diagnosis and the advised runs, against the same tuned ones."""
+    problem, s = load(row["problem"].removesuffix("-data"), data)
+    begun, used = time.perf_counter(), time.process_time()
+    advice = diagnose(problem, s, budget=budget)
+    seconds, processor = time.perf_counter() - begun, time.process_time() - used
+    tuning = Tuning(problem, s, row["horizon"])
+    tuning.known_goal = row["goal"]
+    fewest = row["tuned"][row["best"]]["rounds"]
+    rounds = tuning.rounds(advice.algorithm, advice.eta, 3 * fewest)
+    return row | {
+        "advised": {"algorithm": advice.algorithm, "client_lr": advice.eta, "rounds": rounds},
+        "predicted": {p.algorithm: [p.rounds, p.eta] for p in advice.choice.all},
+        "probe": advice.probe, "tried": dict(advice.tried), "ratio": rounds / fewest,
+        "ratio_tuned": (row["tuned"][advice.algorithm]["rounds"] or math.inf) / fewest,
+        "diagnosis": {"seconds": seconds, "processor_seconds": processor},
     }  # fmt: skip
 
 
@@ -252,19 +275,25 @@ def main():
     parser.add_argument("--data", help="a store for the task; only with one problem")
     parser.add_argument("--rounds", type=int, default=HORIZON)
     parser.add_argument("--budget", type=float, default=60)
+    parser.add_argument("--again", action="store_true", help="repeat only the diagnosis")
     parser.add_argument("--show", action="store_true", help="only show the results so far")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "advice_real.json")
     options = parser.parse_args()
     if options.data and len(options.problems) != 1:
         parser.error("--data is for one problem")
     rows = json.loads(options.out.read_text()) if options.out.exists() else []
-    done = {r["problem"] for r in rows}
+    done = {r["problem"]: i for i, r in enumerate(rows)}
     for name in [] if options.show else options.problems:
-        if name + ("-data" if options.data else "") in done:
+        at = done.get(name + ("-data" if options.data else ""))
+        if at is None:
+            at = len(rows)
+            rows.append(judged(name, options.data, options.rounds, options.budget))
+        elif options.again:
+            rows[at] = again(rows[at], options.data, options.budget)
+        else:
             continue
-        rows.append(judged(name, options.data, options.rounds, options.budget))
         options.out.write_text(as_json(rows))
-        show(rows[-1:])
+        show(rows[at : at + 1])
     show(rows)
 
 

@@ -2,7 +2,8 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -24,12 +25,12 @@ from mixfl.measure.private_diagnosis import (
     with_all_parameters,
 )
 from mixfl.measure.quadratic_model import directions, quadratic_model
-from mixfl.measure.rate_probe import Run, decided, probed
+from mixfl.measure.rate_probe import Probed, Run, clearly_best, decided, doubtful, probed
 from mixfl.problem import Params, Problem
 from mixfl.settings import SENT_EXACTLY, Settings
 from mixfl.theory.advice import Choice, central_batch, changes, choose, names
 from mixfl.theory.intervals import Interval, half_width, interval
-from mixfl.theory.predictions import Setup, limited_by_noise, rounds_to
+from mixfl.theory.predictions import Prediction, Setup, limited_by_noise, rounds_to
 from mixfl.theory.private_advice import Afforded, choose_private, too_long
 
 ROUNDS = 20  # with K = 1, to measure G~ and B~
@@ -74,6 +75,7 @@ class Diagnosis(NamedTuple):
     splits: list[Split]
     seconds: float
     private: Figures | None = None
+    tried: Mapping[str, float] = MappingProxyType({})  # losses in probes, if those decided
 
     @property
     def g2(self) -> float:
@@ -129,15 +131,21 @@ def diagnose(
         setup, horizon = private.setup(setup), private.s.rounds
         choice, fits = choose_private(model, setup, horizon, target)
     chosen = choice.chosen
+    tried: dict[str, float] = {}
     noised = private and functools.partial(probe_settings, private, setup, model)
     first = float(curvature.losses(start).sum())
-    begin = runs_of(problem, s, setup, chosen.algorithm, x0, curvature, noised or None)
-    probe = probed(begin, chosen.eta, first, clock)
+    begin = functools.partial(runs_of, problem, s, setup, x0, curvature, noised or None)
+    probe = probed(begin(chosen.algorithm), chosen.eta, first, clock)
+    if private is None and doubtful(probe, chosen.rounds) and clock.left(0.8):
+        chosen, probe, tried = compared(begin, choice, probe, first, clock)
     if private is None:
         wild = functools.partial(limited_by_noise, model, chosen.algorithm, setup, target=target)
     else:  # a few rounds favor steps whose noise is too much for all of them
         wild = functools.partial(too_long, model, chosen, setup, rounds=horizon)
-    allowed = [(eta, loss) for eta, loss in probe if eta <= chosen.eta or not wild(eta=eta)]
+    # Noise that was measured on a model in doubt does not count.
+    allowed = [
+        (eta, loss) for eta, loss in probe.rates if tried or eta <= chosen.eta or not wild(eta=eta)
+    ]
     divided = splits(problem, s, column, x1, clock)
     return Diagnosis(
         algorithm=chosen.algorithm,
@@ -151,9 +159,10 @@ def diagnose(
         terms=figures,
         beta=interval([b[-1] for b in betas]),
         batch=recommended_batch(chosen.algorithm, setup, figures),
-        probe=probe,
+        probe=probe.rates,
+        tried=tried,
         changes=list(changes(model, setup, target, horizon, chosen.algorithm))
-        if choice.reached and private is None
+        if choice.reached and private is None and not tried
         else [],
         splits=divided,
         seconds=clock.spent,
@@ -283,9 +292,27 @@ def term_figures(
     )  # fmt: skip
 
 
+def compared(
+    begin: Callable[[str], Callable[[float], Run]], choice: Choice, probe: Probed, first: float,
+    clock: Clock,
+) -> tuple[Prediction, Probed, dict[str, float]]:  # fmt: skip
+    """The algorithm that is best in probes, its probe, and the losses of all. The others begin with
+    the rate that was predicted for them, as far off as that of the chosen one was."""
+    best, _ = min(probe.rates, key=lambda pair: pair[1])
+    probes = {choice.chosen.algorithm: probe}
+    for p in choice.all:
+        if p.algorithm not in probes:
+            eta = p.eta * best / choice.chosen.eta
+            n = probe.rounds
+            probes[p.algorithm] = probed(begin(p.algorithm), eta, first, clock, n, n)
+    losses = {a: found.loss for a, found in probes.items()}
+    name = clearly_best(losses, choice.chosen.algorithm, first)
+    return next(p for p in choice.all if p.algorithm == name), probes[name], losses
+
+
 def runs_of(
-    problem: Problem, s: Settings, setup: Setup, algorithm: str, x: Params, curvature: Curvature,
-    noised: Callable[[float], Settings] | None = None,
+    problem: Problem, s: Settings, setup: Setup, x: Params, curvature: Curvature,
+    noised: Callable[[float], Settings] | None, algorithm: str,
 ) -> Callable[[float], Run]:  # fmt: skip
     """Begins runs from x with a learning rate. `noised`: the settings of a private run with it."""
     batch = s.central_batch

@@ -3,7 +3,7 @@ how curvature changes on the way."""
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -50,16 +50,27 @@ def falling(losses: np.ndarray, first: float) -> bool:
     return middle - end > FALLING * abs(first - end)
 
 
+class Probed(NamedTuple):
+    rates: list[tuple[float, float]]  # learning rate, loss
+    rounds: int
+    falling: bool  # whether the best one's loss was still falling at the end
+
+    @property
+    def loss(self) -> float:
+        return min(loss for _, loss in self.rates)
+
+
 def probed(
-    start: Callable[[float], Run], eta: float, first: float, clock: Clock
-) -> list[tuple[float, float]]:
+    start: Callable[[float], Run], eta: float, first: float, clock: Clock, rounds: int = ROUNDS,
+    longest: int = LONGEST,
+) -> Probed:  # fmt: skip
     """Learning rates with their losses on the sample after some rounds. Tries the predicted rate
     `eta`, half of it and twice it, and goes further while an outer one is best. While the loss of
     the best one is still falling, all runs become twice as long. At last come the rates next to the
     best by a factor of sqrt(2): where curvature limits the step, rounds are inversely proportional
     to it, and a factor of 2 is too coarse. `start(eta)` begins a run from the loss `first`."""
     runs: dict[float, Run] = {}  # by factor
-    rounds, factor = ROUNDS, 1.0
+    factor = 1.0
 
     def losses() -> dict[float, float]:
         return {f: run.loss for f, run in runs.items()}
@@ -76,7 +87,7 @@ def probed(
         if i < 2:
             factor = (0.5, 2.0)[i]
             continue
-        while rounds < LONGEST and clock.left(0.7) and falling(runs[best()].losses, first):
+        while rounds < longest and clock.left(0.7) and falling(runs[best()].losses, first):
             rounds *= 2
             for run in runs.values():
                 if math.isfinite(run.loss):
@@ -88,7 +99,21 @@ def probed(
     for side in (0.5**0.5, 2**0.5):
         if clock.left(1.0):
             add(middle * side)
-    return sorted((eta * f, loss) for f, loss in losses().items())
+    rates = sorted((eta * f, loss) for f, loss in losses().items())
+    return Probed(rates, rounds, falling(runs[best()].losses, first))
+
+
+def doubtful(probe: Probed, predicted: float) -> bool:
+    """Whether the losses contradict the prediction: they are still falling when the target should
+    have been reached twice."""
+    return probe.falling and probe.rounds >= 2 * predicted
+
+
+def clearly_best(losses: dict[str, float], chosen: str, first: float) -> str:
+    """The chosen algorithm, or the best one if its loss is clearly less."""
+    best = min(losses, key=losses.__getitem__)
+    margin = CLEARLY * (first - losses[best])
+    return best if losses[best] + margin < losses[chosen] else chosen
 
 
 def decided(eta: float, probe: list[tuple[float, float]], first: float) -> float:
