@@ -20,6 +20,7 @@ from mixfl.measure.diagnosis import COHORTS, LOOKS, decided, diagnose, noise_kno
 from mixfl.measure.dissimilarity import dissimilarity
 from mixfl.measure.gradients import Gradients, Measured, Term
 from mixfl.measure.quadratic_model import directions, quadratic_model
+from mixfl.report.diagnosis import Verdict
 from mixfl.settings import Settings
 from mixfl.theory.advice import central_batch, changes, choose
 from mixfl.theory.intervals import interval
@@ -565,6 +566,20 @@ def test_diagnose_on_the_command_line(file, tmp_path):
     page = (out / "diagnosis.html").read_text()
     assert "data:image/png;base64," in page
     assert "http" not in page.replace("http-equiv", "")
+
+
+def test_the_verdict_says_when_probes_decided(file):
+    verdict = Verdict(file, None, None, {}, 0.1, 1, None, lambda *_: None)
+    before = "\n".join(verdict.lines())
+    assert "compared by probes" not in before
+    assert verdict.as_json()["loss_in_probes"] == {}
+    found = {"pt": 0.5, "2wgt": 0.25}
+    verdict.diagnosis = verdict.diagnosis._replace(tried=found, changes=[])
+    after = "\n".join(verdict.lines())
+    assert "compared by probes" in after
+    assert "Parallel Training 0.5, 2-way Gradient Transfer 0.25" in after
+    assert "not predicted" in after
+    assert verdict.as_json()["loss_in_probes"] == found
 
 
 def test_diagnose_says_what_is_wrong(file, tmp_path):

@@ -6,7 +6,19 @@ import numpy as np
 import pytest
 
 from mixfl.measure.clock import Clock
-from mixfl.measure.rate_probe import LONGEST, RATES, ROUNDS, falling, probed
+from mixfl.measure.diagnosis import compared
+from mixfl.measure.rate_probe import (
+    LONGEST,
+    RATES,
+    ROUNDS,
+    Probed,
+    clearly_best,
+    doubtful,
+    falling,
+    probed,
+)
+from mixfl.theory.advice import Choice
+from mixfl.theory.predictions import Prediction
 
 FIRST = 1.0
 
@@ -34,7 +46,7 @@ def probe(loss, eta, budget=math.inf):
         return runs[-1]
 
     clock = Clock(budget, lambda *_: None)
-    return probed(start, eta, FIRST, clock), {len(r.losses) for r in runs}
+    return probed(start, eta, FIRST, clock).rates, {len(r.losses) for r in runs}
 
 
 def decay(best):
@@ -87,3 +99,44 @@ def test_a_loss_is_falling_if_much_of_the_gain_is_recent():
     assert not falling(np.array([0.5, 0.1, 0.05, 0.01, 0, 0, 0, 0, 0, 0.0]), 1.0)
     assert not falling(np.full(10, 1.0), 1.0)
     assert not falling(steady[::-1], 1.0)
+
+
+def test_a_prediction_is_in_doubt_if_losses_fall_long_after_it():
+    probe = Probed([(0.1, 0.5)], rounds=40, falling=True)
+    assert doubtful(probe, predicted=20)
+    assert not doubtful(probe, predicted=21)
+    assert not doubtful(probe._replace(falling=False), predicted=2)
+    assert not doubtful(probe, predicted=math.inf)
+
+
+def test_another_algorithm_must_be_clearly_better():
+    assert clearly_best({"pt": 0.52, "2wgt": 0.5}, "pt", first=1.0) == "pt"
+    assert clearly_best({"pt": 0.53, "2wgt": 0.5}, "pt", first=1.0) == "2wgt"
+    assert clearly_best({"pt": 0.4, "2wgt": 0.5}, "pt", first=1.0) == "pt"
+
+
+def test_probes_of_algorithms_are_equally_long_and_begin_where_the_first_one_ended():
+    """The chosen one's best rate was half of the predicted one: so are the others' first ones."""
+    begun: list[tuple[str, float]] = []
+    bests = {"pt": 0.05, "1wgt": 0.1, "2wgt": 0.2}
+
+    def begin(algorithm):
+        def start(eta):
+            begun.append((algorithm, eta))
+            return Known(lambda e, t: 1 - 0.001 * t * min(e, bests[algorithm]) / 0.2, eta)
+
+        return start
+
+    choice = Choice(
+        Prediction("pt", 2.0, 0.1),
+        [Prediction(a, 2.0, 2 * bests[a]) for a in ("pt", "1wgt", "2wgt")],
+        True,
+    )
+    probe = Probed([(0.025, 0.995), (0.05, 0.99), (0.1, 0.995)], rounds=20, falling=True)
+    clock = Clock(math.inf, lambda *_: None)
+    chosen, found, losses = compared(begin, choice, probe, FIRST, clock)
+    assert dict(reversed(begun)) == pytest.approx({"1wgt": 0.1, "2wgt": 0.2})
+    assert chosen.algorithm == "2wgt"
+    assert found.rounds == 20
+    assert losses["pt"] == 0.99
+    assert losses["2wgt"] == found.loss < losses["1wgt"]
