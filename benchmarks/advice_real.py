@@ -106,9 +106,8 @@ class Tuning:
     def rate(self, i: int) -> float:
         return self.s.client_lr * 2.0**i
 
-    def run(self, algorithm: str, eta: float, seed: int = 0, rounds: int | None = None, x_at=None):
-        """Losses after 0, 1, ... rounds; inf from where it diverges. With `x_at`, the flat model
-        after that round instead."""
+    def run(self, algorithm: str, eta: float, seed: int = 0, rounds: int | None = None):
+        """Losses after 0, 1, ... rounds; inf from where it diverges."""
         batch = self.s.central_batch
         if algorithm == "1wgt" and batch != "auto":  # as many central rows as the others
             batch = most_examples(self.problem, self.setup.central)
@@ -119,10 +118,7 @@ class Tuning:
         curve = np.full(rounds + 1, np.inf)
         curve[0] = self.loss(self.sample.flat(x))
         for result in simulator.rounds(simulator.state(x), 0, rounds):
-            flat = self.sample.flat(result.state.x)
-            if result.round == x_at:
-                return flat
-            loss = self.loss(flat)
+            loss = self.loss(self.sample.flat(result.state.x))
             if not loss < 10 * abs(curve[0]):
                 break
             curve[result.round] = loss
@@ -184,16 +180,26 @@ class Tuning:
         return found
 
 
-def bound(tuning: Tuning, advice: Diagnosis, algorithm: str, epsilon: float, F: float) -> float:
-    """The order of Table 1 (nonconvex) with the measured constants."""
+def constants(tuning: Tuning, advice: Diagnosis, F: float) -> dict[str, float]:
+    """What the bounds need. F is taken from the best loss at the horizon. Epsilon is a tenth of the
+    squared norm of the mixed gradient at the start."""
     clients = next(t for t in advice.terms if t.federated)
-    central = sum(t.sigma2.mean for t in advice.terms if not t.federated)
-    return bounds.rounds(
-        algorithm, "nonconvex", beta=max(t.beta.mean for t in advice.terms), epsilon=epsilon,
-        sigma2=clients.sigma2.mean, sigma_c2=max(central, 0.0), K=tuning.setup.K, S=tuning.setup.S,
-        F=F, sigma_f2=max(clients.between.mean, 0.0) if clients.between else 0.0, G2=advice.g2,
-        B2=max(advice.b2, 1.0),
-    ).total  # fmt: skip
+    x = tuning.sample.flat(first_model(tuning.problem, tuning.s.seed))
+    slope = np.asarray(tuning.sample.gradients(x).sum(0), np.float64)
+    return {
+        "beta": max(t.beta.mean for t in advice.terms),
+        "epsilon": (1 - PART) * float(slope @ slope),
+        "sigma2": clients.sigma2.mean,
+        "sigma_c2": max(sum(t.sigma2.mean for t in advice.terms if not t.federated), 0.0),
+        "sigma_f2": max(clients.between.mean, 0.0) if clients.between else 0.0,
+        "K": tuning.setup.K, "S": tuning.setup.S, "F": F, "G2": advice.g2,
+        "B2": max(advice.b2, 1.0),
+    }  # fmt: skip
+
+
+def bound(measured: dict[str, Any]) -> dict[str, float]:
+    """The orders of Table 1 (nonconvex) with the measured constants."""
+    return {a: bounds.rounds(a, "nonconvex", **measured).total for a in NAMES}
 
 
 def judged(name: str, data: str | None, horizon: int, budget: float) -> dict[str, Any]:
@@ -206,12 +212,11 @@ def judged(name: str, data: str | None, horizon: int, budget: float) -> dict[str
     tuning.grow()
     tuned = tuning.tuned()
     best = min(tuned, key=lambda a: tuned[a]["rounds"])
-    fewest, eta = tuned[best]["rounds"], tuned[best]["client_lr"]
+    fewest = tuned[best]["rounds"]
     rounds = tuning.rounds(advice.algorithm, advice.eta, 3 * fewest)
     curves = [c for of in tuning.curves.values() for c in of.values()]
     F = float(curves[0][0]) - min(last(c) for c in curves)
-    at = tuning.run(best, eta, x_at=max(1, math.ceil(fewest)))
-    epsilon = float(np.sum(np.square(np.asarray(tuning.sample.gradients(at).sum(0), np.float64))))
+    measured = constants(tuning, advice, F)
     return {
         "problem": name + ("-data" if data else ""),
         "advised": {"algorithm": advice.algorithm, "client_lr": advice.eta, "rounds": rounds},
@@ -222,13 +227,7 @@ def judged(name: str, data: str | None, horizon: int, budget: float) -> dict[str
         "diagnosis": {"seconds": seconds, "processor_seconds": processor},
         "tuning": {"processor_seconds": time.process_time() - used},
         "first_loss": float(curves[0][0]), "goal": tuning.goal, "horizon": horizon,
-        "measured": {
-            "G2": advice.g2, "B2": advice.b2, "epsilon": epsilon, "F": F,
-            "beta": max(t.beta.mean for t in advice.terms), "K": tuning.setup.K,
-            "S": tuning.setup.S,
-            **{t.name: [t.v.mean, t.between.mean if t.between else 0.0] for t in advice.terms},
-        },
-        "bound": {a: bound(tuning, advice, a, epsilon, F) for a in NAMES},
+        "measured": measured, "bound": bound(measured),
     }  # fmt: skip
 
 
@@ -242,12 +241,14 @@ def again(row: dict[str, Any], data: str | None, budget: float) -> dict[str, Any
     tuning.known_goal = row["goal"]
     fewest = row["tuned"][row["best"]]["rounds"]
     rounds = tuning.rounds(advice.algorithm, advice.eta, 3 * fewest)
+    measured = constants(tuning, advice, row["measured"]["F"])
     return row | {
         "advised": {"algorithm": advice.algorithm, "client_lr": advice.eta, "rounds": rounds},
         "predicted": {p.algorithm: [p.rounds, p.eta] for p in advice.choice.all},
         "probe": advice.probe, "tried": dict(advice.tried), "ratio": rounds / fewest,
         "ratio_tuned": (row["tuned"][advice.algorithm]["rounds"] or math.inf) / fewest,
         "diagnosis": {"seconds": seconds, "processor_seconds": processor},
+        "measured": measured, "bound": bound(measured),
     }  # fmt: skip
 
 
