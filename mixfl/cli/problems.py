@@ -75,8 +75,8 @@ def keys(task, algorithm):
 
 @click.command()
 @options(
-    click.option("--budget", type=click.FloatRange(min=1), default=120, show_default=True,
-                 metavar="SECONDS", help="About how long to measure."),
+    click.option("--budget", type=click.FloatRange(min=1), default=60, show_default=True,
+                 metavar="SECONDS", help="About how long to measure, at most."),
     click.option("--target", type=click.FloatRange(0, 1, min_open=True, max_open=True),
                  default=0.1, show_default=True, metavar="PART",
                  help="The error to reach, as a part of the first error f - f*."),
@@ -94,7 +94,7 @@ def diagnose(task, preset, data, assignments, budget, target, column, out, dp, a
 
     promised = private(dp, None)
     given = begin(task, assignments, out) | promised
-    click.echo(f"Measuring {task}: about {budget:.0f} s (--budget) plus compilation.", err=True)
+    click.echo(f"Measuring {task}: about {budget:.0f} s at most (--budget).", err=True)
     from mixfl.report.diagnosis import Verdict
 
     with steps() as report:

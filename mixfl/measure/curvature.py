@@ -19,7 +19,7 @@ from mixfl.engine import Simulator
 from mixfl.problem import Params, Problem
 
 EXAMPLES, CHUNK = 1024, 128  # examples of a term in a sample (about), and in one product
-ITERATIONS = 20
+ITERATIONS, RESIDUAL = 20, 0.003
 
 
 class Sample(NamedTuple):
@@ -59,7 +59,7 @@ class Curvature:
         shapes = jax.eval_shape(problem.init, jax.random.key(0))
         _, self.unravel = ravel_pytree(jax.tree.map(lambda a: np.zeros(a.shape, a.dtype), shapes))
         self._losses = jax.jit(self._losses_of)
-        self._products = jax.jit(self._products_of, static_argnames="terms")
+        self._product = jax.jit(self._product_of)
         self.samples = self._read(round)
 
     def of_round(self, round: int) -> "Curvature":
@@ -86,10 +86,10 @@ class Curvature:
             for b in central_batches(problem, pieces[0].drawn)
         ]
         of_clients, of_server = iter(joined), iter(server)
-        return [
+        return jax.device_put([
             sample(next(of_clients if t in problem.populations else of_server))
             for t in problem.terms
-        ]
+        ])  # fmt: skip
 
     def _loss_of(self, term, x, data, weights):
         x = self.unravel(x)
@@ -106,8 +106,9 @@ class Curvature:
             for t, s in zip(terms, samples, strict=True)
         ])  # fmt: skip
 
-    def _products_of(self, x, v, samples, frozen, terms):
-        """[terms, parameters]: gradients if v is None, otherwise H_j v."""
+    def _product_of(self, j, x, v, samples, frozen):
+        """[parameters]: the gradient of term j if v is None, otherwise H_j v. `j` is an argument of
+        the compiled program, so that each term is compiled once."""
         every = self.problem.with_frozen(frozen).terms
 
         def of(term, data, weights):
@@ -120,7 +121,8 @@ class Curvature:
             add = lambda sum, c: (sum + of(term, *c), None)  # noqa: E731
             return jax.lax.scan(add, jnp.zeros_like(x), tuple(s))[0]
 
-        return jnp.stack([total(every[j], samples[j]) for j in terms])
+        cases = [functools.partial(total, t, s) for t, s in zip(every, samples, strict=True)]
+        return jax.lax.switch(j, cases)
 
     def flat(self, x: Params) -> jax.Array:
         return ravel_pytree(x)[0]
@@ -129,31 +131,30 @@ class Curvature:
         return np.asarray(self._losses(x, self.samples, self.frozen), np.float64)
 
     def gradients(self, x) -> jax.Array:
-        return self._products(x, None, self.samples, self.frozen, terms=self._all)
+        return self.products(x, None)
 
     def products(self, x, v) -> jax.Array:
-        return self._products(x, v, self.samples, self.frozen, terms=self._all)
+        """[terms, parameters]: H_j v, or the gradients if v is None."""
+        return jnp.stack([self._one(j, x, v) for j in range(len(self.problem.terms))])
 
-    @property
-    def _all(self) -> tuple[int, ...]:
-        return tuple(range(len(self.problem.terms)))
+    def _one(self, j: int, x, v) -> jax.Array:
+        return self._product(j, x, v, self.samples, self.frozen)
 
     def smoothness(self, x, seed: int = 0) -> np.ndarray:
         """The largest |eigenvalue| of each term's Hessian and, last, of their sum."""
         start = jax.random.normal(jax.random.key(seed), x.shape)
-
-        def largest(terms: tuple[int, ...]) -> float:
-            product = functools.partial(
-                self._products, samples=self.samples, frozen=self.frozen, terms=terms
-            )
-            return lanczos(lambda v: product(x, v).sum(0), start)
-
-        return np.array([*(largest((j,)) for j in self._all), largest(self._all)])
+        each = [
+            lanczos(lambda v, j=j: self._one(j, x, v), start)
+            for j in range(len(self.problem.terms))
+        ]
+        return np.array([*each, lanczos(lambda v: self.products(x, v).sum(0), start)])
 
 
-def lanczos(product, start, iterations: int = ITERATIONS) -> float:
+def lanczos(product, start, iterations: int = ITERATIONS, residual: float = RESIDUAL) -> float:
     """The largest |eigenvalue| of a symmetric matrix. Extreme eigenvalues converge first. Loss of
-    orthogonality only duplicates some of them, so it is harmless here."""
+    orthogonality only duplicates some of them, so it is harmless here. Stops when the residual
+    |H v - value v| is that small a part of the value: an eigenvalue is then no further off, and
+    usually as near as the square of it."""
     iterations = min(iterations, start.size)
     q, before, beta = start / jnp.linalg.norm(start), jnp.zeros_like(start), 0.0
     alphas: list[float] = []
@@ -166,8 +167,16 @@ def lanczos(product, start, iterations: int = ITERATIONS) -> float:
         alphas.append(alpha)
         if beta <= 1e-6 * max(map(abs, alphas)) or not np.isfinite(beta):
             break
+        value, last = ritz(alphas, betas)
+        if beta * last <= residual * value:
+            break
         betas.append(beta)
         before, q = q, w / beta
-    off = betas[: len(alphas) - 1]
-    values = np.linalg.eigvalsh(np.diag(alphas) + np.diag(off, 1) + np.diag(off, -1))
-    return float(np.abs(values).max())
+    return ritz(alphas, betas[: len(alphas) - 1])[0]
+
+
+def ritz(alphas: list[float], betas: list[float]) -> tuple[float, float]:
+    """The largest |eigenvalue| of a tridiagonal matrix, and the last |entry| of its vector."""
+    values, vectors = np.linalg.eigh(np.diag(alphas) + np.diag(betas, 1) + np.diag(betas, -1))
+    at = int(np.abs(values).argmax())
+    return float(abs(values[at])), float(abs(vectors[-1, at]))

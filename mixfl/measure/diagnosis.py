@@ -2,21 +2,19 @@
 
 import dataclasses
 import functools
-import math
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from mixfl.algorithms import ALGORITHMS
 from mixfl.algorithms.epochs import mean_steps
-from mixfl.engine import Simulator
 from mixfl.engine.first_model import first_model
 from mixfl.errors import MixflError
+from mixfl.measure.clock import Clock, Report
 from mixfl.measure.curvature import Curvature
-from mixfl.measure.gradients import Gradients, Measured
+from mixfl.measure.gradients import Gradients, Measured, Term
 from mixfl.measure.population_split import Split, check_column, split
 from mixfl.measure.private_diagnosis import (
     Figures,
@@ -27,21 +25,21 @@ from mixfl.measure.private_diagnosis import (
     with_all_parameters,
 )
 from mixfl.measure.quadratic_model import directions, quadratic_model
+from mixfl.measure.rate_probe import Probed, Run, clearly_best, decided, doubtful, probed
 from mixfl.problem import Params, Problem
 from mixfl.settings import SENT_EXACTLY, Settings
 from mixfl.theory.advice import Choice, central_batch, changes, choose, names
-from mixfl.theory.intervals import Interval, interval
+from mixfl.theory.intervals import Interval, half_width, interval
 from mixfl.theory.predictions import Prediction, Setup, limited_by_noise, rounds_to
 from mixfl.theory.private_advice import Afforded, choose_private, too_long
 
-Report = Callable[[int, int, str], None]
 ROUNDS = 20  # with K = 1, to measure G~ and B~
-COHORTS = 16  # to estimate variances
+COHORTS = 16  # at most, to estimate variances
+LOOKS = (4, 8)  # cohorts after which variances may be accurate enough
+ACCURATE = 0.15  # half of an interval, as a part of what it is about
 SPLIT = 8  # cohorts for a divided population
-SAMPLES = 3  # to estimate beta
+SAMPLES = 3  # at most, to estimate beta
 BATCHES = 4  # the most batches of a client, for variances
-PROBE = 10  # rounds
-CLEARLY = 0.05  # share of the gain in loss that makes a learning rate clearly better
 AGAIN = 1 << 20  # measurements use cohorts from this round on, which no run will see
 OPTIMIZERS = ("client_opt", "server_opt", "central_opt", "merge_opt")
 PLAIN: dict[str, Any] = {
@@ -77,6 +75,7 @@ class Diagnosis(NamedTuple):
     splits: list[Split]
     seconds: float
     private: Figures | None = None
+    tried: Mapping[str, float] = MappingProxyType({})  # losses in probes, if those decided
 
     @property
     def g2(self) -> float:
@@ -87,28 +86,8 @@ class Diagnosis(NamedTuple):
         return max(b for _, _, b in self.curve)
 
 
-class Clock:
-    """Keeps track of the time budget."""
-
-    def __init__(self, budget: float, report: Report):
-        self.begun, self.budget, self.report = time.perf_counter(), budget, report
-
-    @property
-    def spent(self) -> float:
-        return time.perf_counter() - self.begun
-
-    def repeat(self, what: str, times: int, until: float, least: int = 1):
-        """Yields 0, 1, ... up to `times`, until the share `until` of the budget is spent, but at
-        least `least` times."""
-        for i in range(times):
-            if i >= least and self.spent > until * self.budget:
-                return
-            self.report(i, times, what)
-            yield i
-
-
 def diagnose(
-    problem: Problem, s: Settings, target: float = 0.1, budget: float = 120.0,
+    problem: Problem, s: Settings, target: float = 0.1, budget: float = 60.0,
     column: str | None = None, report: Report = lambda *_: None, horizon: int = 500,
 ) -> Diagnosis:  # fmt: skip
     """`column` is a column by which clients might be divided. `horizon` is the most rounds to
@@ -126,17 +105,19 @@ def diagnose(
     measure = Gradients(problem, s, batches_to_measure(problem, s))
     curvature = Curvature(problem, measure.simulator, AGAIN)
     x, start = curvature.flat(x1), curvature.flat(x0)
-    betas = [
-        curvature.of_round(AGAIN + i).smoothness(x, seed=i)
-        for i in clock.repeat("smoothness", SAMPLES, 0.35, 2)
-    ]
+    betas: list[np.ndarray] = []
+    for i in clock.repeat("smoothness", SAMPLES, 0.35, 2):
+        betas.append(curvature.of_round(AGAIN + i).smoothness(x, seed=i))
+        if i > 0 and all(accurate(b) for b in np.transpose(betas)):
+            break
     at_start = curvature.smoothness(start)
     subspace = directions(curvature, x, start)
     basis = jax.vmap(curvature.unravel)(subspace.basis)
-    measured = [
-        measure.at(x1, AGAIN + i, basis)
-        for i in clock.repeat("gradients and their noise", COHORTS, 0.6, 4)
-    ]
+    measured: list[Measured] = []
+    for i in clock.repeat("gradients and their noise", COHORTS, 0.6, 4):
+        measured.append(measure.at(x1, AGAIN + i, basis))
+        if len(measured) in LOOKS and noise_known(measured, setup):
+            break
     figures = [
         term_figures(j, problem, setup, measured, np.array(betas), at_start)
         for j in range(len(problem.terms))
@@ -150,17 +131,25 @@ def diagnose(
         setup, horizon = private.setup(setup), private.s.rounds
         choice, fits = choose_private(model, setup, horizon, target)
     chosen = choice.chosen
+    tried: dict[str, float] = {}
     noised = private and functools.partial(probe_settings, private, setup, model)
-    probe = probed(problem, s, setup, chosen, x0, curvature, clock, noised)
+    first = float(curvature.losses(start).sum())
+    begin = functools.partial(runs_of, problem, s, setup, x0, curvature, noised or None)
+    probe = probed(begin(chosen.algorithm), chosen.eta, first, clock)
+    if private is None and doubtful(probe, chosen.rounds) and clock.left(0.8):
+        chosen, probe, tried = compared(begin, choice, probe, first, clock)
     if private is None:
         wild = functools.partial(limited_by_noise, model, chosen.algorithm, setup, target=target)
     else:  # a few rounds favor steps whose noise is too much for all of them
         wild = functools.partial(too_long, model, chosen, setup, rounds=horizon)
-    allowed = [(eta, loss) for eta, loss in probe if eta <= chosen.eta or not wild(eta=eta)]
+    # Noise that was measured on a model in doubt does not count.
+    allowed = [
+        (eta, loss) for eta, loss in probe.rates if tried or eta <= chosen.eta or not wild(eta=eta)
+    ]
     divided = splits(problem, s, column, x1, clock)
     return Diagnosis(
         algorithm=chosen.algorithm,
-        eta=decided(chosen.eta, allowed, float(curvature.losses(start).sum())),
+        eta=decided(chosen.eta, allowed, first),
         predicted_eta=chosen.eta,
         choice=choice,
         equal=[(a, rounds_to(model, a, setup, chosen.eta, target, horizon)) for a in names(model)],
@@ -170,9 +159,10 @@ def diagnose(
         terms=figures,
         beta=interval([b[-1] for b in betas]),
         batch=recommended_batch(chosen.algorithm, setup, figures),
-        probe=probe,
+        probe=probe.rates,
+        tried=tried,
         changes=list(changes(model, setup, target, horizon, chosen.algorithm))
-        if choice.reached and private is None
+        if choice.reached and private is None and not tried
         else [],
         splits=divided,
         seconds=clock.spent,
@@ -251,22 +241,41 @@ def setup_of(problem: Problem, s: Settings) -> Setup:
 
 
 def along(problem: Problem, s: Settings, x: Params, clock: Clock):
-    """G~^2 and B~^2 along rounds of PT with K = 1 (where all algorithms are the same), and the
-    last model."""
+    """G~^2 and B~^2 along rounds with K = 1 (where all algorithms are the same), and the last
+    model."""
     once = dataclasses.replace(s, local_steps=1, central_steps=1)
-    simulator = Simulator(problem, ALGORITHMS["pt"].build(problem, once), once)
-    measure, curve = Gradients(problem, once), []
-    state = simulator.state(x)
+    merge = 1.0 if s.merge_lr == "auto" else s.merge_lr
+    measure = Gradients(problem, once, step=s.client_lr * s.server_lr * merge)
+    curve = []
     for t in clock.repeat("gradient dissimilarity", ROUNDS, 0.25, 5):
-        curve.append((t, *measure.dissimilarity(state.x, t)))
-        (result,) = simulator.rounds(state, t, t + 1)
-        if not bool(result.info["finite"]):
+        g2, b2, x = measure.stepped(x, t)
+        if not all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(x)):
             raise MixflError(
                 f"with client_lr = {s.client_lr:g} the model is no longer finite after round "
                 f"{t + 1} of K = 1: lower client_lr to measure."
             )
-        state = result.state
-    return curve, jax.tree.map(np.asarray, state.x)
+        curve.append((t, g2, b2))
+    return curve, jax.tree.map(np.asarray, x)
+
+
+def accurate(values) -> bool:
+    """Whether the interval of these values is narrow, compared with their mean."""
+    return half_width(values) <= ACCURATE * abs(float(np.mean(values)))
+
+
+def noise_known(measured: list[Measured], setup: Setup) -> bool:
+    """Whether the noise of each term is known well enough to predict with: the variance of a
+    client's mean gradient, or of a central example's; in all parameters and in the model's
+    directions."""
+
+    examples = setup.K * setup.client_batch
+
+    def noises(t: Term) -> tuple[float, float]:
+        inside = np.trace(t.v_matrix) / examples + np.trace(t.between_matrix)
+        return t.v / examples + t.between, float(inside)
+
+    every = np.array([[noises(t) for t in m.terms] for m in measured])  # [cohorts, terms, 2]
+    return all(accurate(values) for values in every.reshape(len(measured), -1).T)
 
 
 def term_figures(
@@ -283,51 +292,36 @@ def term_figures(
     )  # fmt: skip
 
 
-def probed(
-    problem: Problem, s: Settings, setup: Setup, chosen: Prediction, x: Params,
-    curvature: Curvature, clock: Clock, noised: Callable[[float], Settings] | None = None,
-) -> list[tuple[float, float]]:  # fmt: skip
-    """Learning rates with their losses on the sample after a few rounds from x. Tries the predicted
-    rate, half of it and twice it, and goes further while an outer one is best. `noised`: the
-    settings of a private run with such a rate."""
-    algorithm, batch = chosen.algorithm, s.central_batch
+def compared(
+    begin: Callable[[str], Callable[[float], Run]], choice: Choice, probe: Probed, first: float,
+    clock: Clock,
+) -> tuple[Prediction, Probed, dict[str, float]]:  # fmt: skip
+    """The algorithm that is best in probes, its probe, and the losses of all. The others begin with
+    the rate that was predicted for them, as far off as that of the chosen one was."""
+    best, _ = min(probe.rates, key=lambda pair: pair[1])
+    probes = {choice.chosen.algorithm: probe}
+    for p in choice.all:
+        if p.algorithm not in probes:
+            eta = p.eta * best / choice.chosen.eta
+            n = probe.rounds
+            probes[p.algorithm] = probed(begin(p.algorithm), eta, first, clock, n, n)
+    losses = {a: found.loss for a, found in probes.items()}
+    name = clearly_best(losses, choice.chosen.algorithm, first)
+    return next(p for p in choice.all if p.algorithm == name), probes[name], losses
+
+
+def runs_of(
+    problem: Problem, s: Settings, setup: Setup, x: Params, curvature: Curvature,
+    noised: Callable[[float], Settings] | None, algorithm: str,
+) -> Callable[[float], Run]:  # fmt: skip
+    """Begins runs from x with a learning rate. `noised`: the settings of a private run with it."""
+    batch = s.central_batch
     if algorithm == "1wgt" and batch != "auto":  # as many central examples as the others
         batch = most_examples(problem, setup.central)
 
-    def loss(eta: float) -> float:
+    def start(eta: float) -> Run:
         used = s if noised is None else noised(eta)
-        probe = dataclasses.replace(used, client_lr=eta, central_batch=batch)
-        simulator = Simulator(problem, ALGORITHMS[algorithm].build(problem, probe), probe)
-        losses = [
-            float(curvature.losses(curvature.flat(result.state.x)).sum())
-            for result in simulator.rounds(simulator.state(x), 0, PROBE)
-        ]
-        # The mean over the second half, because the loss of a single round is noisy.
-        mean = float(np.mean(losses[PROBE // 2 :]))
-        return mean if math.isfinite(mean) else math.inf
+        used = dataclasses.replace(used, client_lr=eta, central_batch=batch)
+        return Run(problem, algorithm, used, x, curvature)
 
-    tried: dict[float, float] = {}  # factor: loss
-    factor = 1.0
-    for i in clock.repeat("probe of the learning rate", 6, 1.0, 3):
-        tried[factor] = loss(chosen.eta * factor)
-        if i < 2:
-            factor = (0.5, 2.0)[i]
-        elif outer(tried):
-            factor = max(tried) * 2 if outer(tried) > 0 else min(tried) / 2
-        else:
-            break
-    return sorted((chosen.eta * f, value) for f, value in tried.items())
-
-
-def decided(eta: float, probe: list[tuple[float, float]], first: float) -> float:
-    """The predicted learning rate, or the nearest one that is clearly better in the probe. Only
-    clearly, because a few rounds favor steps that are too long or too short for the end."""
-    least = min(loss for _, loss in probe)
-    good = [e for e, loss in probe if loss <= least + CLEARLY * (first - least)]
-    return min(good, key=lambda e: abs(math.log(e / eta)))
-
-
-def outer(losses: dict[float, float]) -> int:
-    """1 if the largest is best, -1 if the smallest is, otherwise 0."""
-    best = min(losses, key=losses.__getitem__)
-    return (best == max(losses)) - (best == min(losses))
+    return start

@@ -30,7 +30,7 @@ from mixfl.algorithms.steps import (
     scale,
     zeros,
 )  # fmt: skip
-from mixfl.engine import Simulator
+from mixfl.engine import RoundResult, Simulator
 from mixfl.engine.round import State as EngineState
 from mixfl.errors import MixflError
 from mixfl.measure.dissimilarity import dissimilarity, norm2
@@ -96,9 +96,10 @@ def coordinates(basis, g):
 
 
 def gradients(
-    problem: Problem, s: Settings, batches: int, divided_by: str | None = None
+    problem: Problem, s: Settings, batches: int, divided_by: str | None = None, step: float = 0.0
 ) -> Algorithm:
-    """Takes no step; `info["terms"]` has a Scatter for each term. `divided_by` is a column."""
+    """`info["terms"]` has a Scatter for each term. `divided_by` is a column. Then, with a `step`,
+    goes that far along the mean gradients of all terms."""
 
     def client(term, probe, feed):
         x, basis, threshold = probe
@@ -124,6 +125,9 @@ def gradients(
         ]
         means = [scale(1 / jnp.maximum(p.clients, 1), p.mean) for p in scatters]
         g2, b2 = dissimilarity(means, [t.weight for t in problem.terms])
+        if step:
+            mixed = functools.reduce(add, means)
+            state = state._replace(x=jax.tree.map(lambda x, g: x - step * g, state.x, mixed))
         return state, {"terms": scatters, "g2": g2, "b2": b2}
 
     return Algorithm(
@@ -173,7 +177,9 @@ class Gradients:
     """Measures a problem at any model and round. Each client, and each central term, computes the
     gradients of `batches` batches; variances need two."""
 
-    def __init__(self, problem: Problem, s: Settings, batches: int = 1, divided_by=None):
+    def __init__(
+        self, problem: Problem, s: Settings, batches: int = 1, divided_by=None, step: float = 0.0
+    ):
         problem = self.problem = problem.with_equal_populations()
         if problem.state is not None:
             raise MixflError(
@@ -195,7 +201,7 @@ class Gradients:
             late_rate=0,
             min_speed=1,
         )
-        make = functools.partial(gradients, batches=batches, divided_by=divided_by)
+        make = functools.partial(gradients, batches=batches, divided_by=divided_by, step=step)
         self.algorithm = make(problem, s)
         if problem.all_frozen:  # they are arguments of programs that build the algorithm
             origin = Origin(make, problem, s, self.algorithm[:-1])
@@ -205,7 +211,7 @@ class Gradients:
 
     def at(self, x: Params, round: int, basis=None, threshold=0.0) -> Measured:
         """Measures with the cohort and the batches of the given round."""
-        info = self._info(State(x, basis, threshold), round)
+        info = self._result(State(x, basis, threshold), round).info
         terms = [
             self._estimates(j, jax.tree.map(lambda a: np.asarray(a, np.float64), sums))
             for j, sums in enumerate(info["terms"])
@@ -214,13 +220,18 @@ class Gradients:
 
     def dissimilarity(self, x: Params, round: int) -> tuple[float, float]:
         """G~^2 and B~^2."""
-        info = self._info(State(x), round)
+        info = self._result(State(x), round).info
         return float(info["g2"]), float(info["b2"])
 
-    def _info(self, state: State, round: int) -> dict[str, Any]:
+    def stepped(self, x: Params, round: int) -> tuple[float, float, Params]:
+        """G~^2 and B~^2 at x, and the model after the step."""
+        result = self._result(State(x), round)
+        return float(result.info["g2"]), float(result.info["b2"]), result.state.x
+
+    def _result(self, state: State, round: int) -> RoundResult:
         own = jax.tree.map(lambda a: jnp.array(a, copy=True), state)  # a round consumes its state
         (result,) = self.simulator.rounds(EngineState(own, self.aggregation), round, round + 1)
-        return result.info
+        return result
 
     def _estimates(self, j: int, sums: Scatter) -> Term:
         term, draw = self.problem.terms[j], self.algorithm.feed.draw[j]

@@ -86,6 +86,7 @@ class Verdict:
             "download_bytes": self.bytes[0],
             "upload_bytes": self.bytes[1],
             "probe": [{"client_lr": eta, "loss": loss} for eta, loss in d.probe],
+            "loss_in_probes": dict(d.tried),
             "changes": [{"if": what, "then": a} for what, a in d.changes],
             "splits": [split._asdict() for split in d.splits],
             "curve": [{"round": t, "g2": g, "b2": b} for t, g, b in d.curve],
@@ -127,6 +128,8 @@ class Verdict:
             return private_changes(d.private, d.algorithm)
         if d.changes:
             return [f"{what}: {NAMES[a]}" for what, a in d.changes]
+        if d.tried:
+            return ["not predicted: the quadratic model does not fit this problem"]
         if not d.choice.reached:
             return ["a larger --target: at this one nothing can be compared"]
         return [
@@ -147,6 +150,12 @@ class Verdict:
             lines.append(
                 f"no algorithm gets to {100 * d.target:g} % of the first error on a quadratic "
                 "model of the problem: noise, or too few rounds; this one gets closest"
+            )
+        if d.tried:
+            losses = ", ".join(f"{NAMES[a]} {_loss(loss)}" for a, loss in d.tried.items())
+            lines.append(
+                "on the problem itself, the loss was still falling long after that: so the "
+                f"algorithms were compared by probes instead, and have a loss of {losses}"
             )
         equal = ", ".join(f"{NAMES[a]} {_count(n)}" for a, n in d.equal)
         lines.append(f"at the same effective step: {equal}")

@@ -32,9 +32,9 @@ def half_width(values: Sequence[float] | np.ndarray, error: float = ERROR) -> fl
 
 @functools.cache
 def _quantile(n: int, error: float) -> float:
-    from scipy.stats import t
+    from scipy.special import stdtrit  # importing scipy.stats takes seconds
 
-    return t.ppf(1 - error / 2, n - 1)
+    return float(stdtrit(n - 1, 1 - error / 2))
 
 
 def interval(values: Sequence[float] | np.ndarray, error: float = ERROR) -> Interval:

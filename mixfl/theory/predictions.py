@@ -161,15 +161,34 @@ def two_way(model: QuadraticModel, setup: Setup, eta: float) -> Course:
 
 def errors(model: QuadraticModel, one_round: Course, rounds: int):
     """The expected f - f* after 0, 1, ... rounds."""
-    r = len(model.gradient)
-    hessian, best = model.hessian, optimum(model)
-    mean, cov = np.zeros(len(one_round.shift)), np.zeros_like(one_round.noise)
-    mean[:r] = model.start
+    for of_mean, of_noise in error_parts(model, one_round, rounds):
+        yield of_mean + of_noise
+
+
+def error_parts(model: QuadraticModel, one_round: Course, rounds: int):
+    """The expected f - f* in two parts: that of the mean model, and what the noise of the rounds so
+    far adds. The second never falls.
+
+    With R^T R = the Hessian and y = (model, last gradients, 1), a round is y' = A y + noise, and
+    f - f* = |L y|^2 / 2 for L = R (1, 0, -optimum). After t rounds it is |L A^t y|^2 / 2, and the
+    noise of a round that is s rounds old adds tr(L A^s noise (L A^s)^T) / 2. So only L A^t is
+    carried along, which has few rows.
+    """
+    r, size = len(model.gradient), len(one_round.shift)
+    values, vectors = np.linalg.eigh(model.hessian)
+    root = np.sqrt(np.maximum(values, 0))[:, None] * vectors.T
+    look = np.zeros((r, size + 1))
+    look[:, :r], look[:, size] = root, -root @ optimum(model)
+    step = np.zeros((size + 1, size + 1))
+    step[:size, :size], step[:size, size], step[size, size] = one_round.map, one_round.shift, 1
+    first = np.concatenate([model.start, np.zeros(size - r), [1.0]])
+    of_noise = 0.0
     for _ in range(rounds + 1):
-        off = mean[:r] - best
-        yield 0.5 * (off @ hessian @ off + np.sum(hessian * cov[:r, :r]))
-        mean = one_round.map @ mean + one_round.shift
-        cov = one_round.map @ cov @ one_round.map.T + one_round.noise
+        off = look @ first
+        yield 0.5 * float(off @ off), of_noise
+        now = look[:, :size]
+        of_noise += 0.5 * float(np.vdot(now @ one_round.noise, now))
+        look = look @ step
 
 
 def optimum(model: QuadraticModel) -> np.ndarray:
@@ -185,8 +204,9 @@ def rounds_to(
     the error."""
     goal, since, before, at = math.inf, math.inf, math.nan, math.nan
     with np.errstate(over="ignore", invalid="ignore"):
-        courses = errors(model, course(model, algorithm, setup, eta), horizon + KEPT)
-        for t, error in enumerate(courses):
+        parts = error_parts(model, course(model, algorithm, setup, eta), horizon + KEPT)
+        for t, (of_mean, of_noise) in enumerate(parts):
+            error = of_mean + of_noise
             goal = target * error if t == 0 else goal
             if error > goal:
                 since, before = math.inf, error
@@ -195,7 +215,8 @@ def rounds_to(
             if t - since >= KEPT:
                 part = math.log(goal / max(at, 1e-300)) / math.log(before / max(at, 1e-300))
                 return since - part
-            if not error < 1e6 * goal / target:
+            # It diverges, or its noise alone, which never falls, is above the goal.
+            if not error < 1e6 * goal / target or of_noise > goal:
                 return math.inf
     return math.inf
 

@@ -16,14 +16,24 @@ from mixfl.cli import cli
 from mixfl.engine import Simulator
 from mixfl.errors import MixflError
 from mixfl.measure.curvature import Curvature, lanczos
-from mixfl.measure.diagnosis import decided, diagnose, setup_of
+from mixfl.measure.diagnosis import COHORTS, LOOKS, decided, diagnose, noise_known, setup_of
 from mixfl.measure.dissimilarity import dissimilarity
-from mixfl.measure.gradients import Gradients
+from mixfl.measure.gradients import Gradients, Measured, Term
 from mixfl.measure.quadratic_model import directions, quadratic_model
+from mixfl.report.diagnosis import Verdict
 from mixfl.settings import Settings
 from mixfl.theory.advice import central_batch, changes, choose
 from mixfl.theory.intervals import interval
-from mixfl.theory.predictions import Setup, course, errors, limited_by_noise, local, rounds_to
+from mixfl.theory.predictions import (
+    Setup,
+    course,
+    error_parts,
+    errors,
+    limited_by_noise,
+    local,
+    optimum,
+    rounds_to,
+)
 from mixfl.theory.quadratic import QuadraticModel, QuadraticTerm, covariance, positive
 
 D = 5
@@ -200,6 +210,82 @@ def test_lanczos_finds_the_largest_eigenvalue_by_size():
     )
 
 
+def test_lanczos_stops_when_it_has_converged():
+    rng = np.random.default_rng(5)
+    q, _ = np.linalg.qr(rng.normal(size=(200, 200)))
+    start = jnp.asarray(rng.normal(size=200), jnp.float32)
+
+    def products(values):
+        H, calls = jnp.asarray((q * values) @ q.T, jnp.float32), []
+        found = lanczos(lambda v: calls.append(1) or H @ v, start)
+        return found, len(calls)
+
+    found, few = products(np.concatenate([np.linspace(0, 1, 199), [20.0]]))
+    assert found == pytest.approx(20, rel=1e-3)
+    assert few < 8
+    # Where the largest ones are close, it takes all iterations, and is a little below.
+    found, many = products(np.linspace(0, 1, 200))
+    assert many == 20
+    assert 0.97 < found <= 1.0001
+
+
+def test_each_terms_products_and_gradients(noisy):
+    given, H_f, H_c, points, _ = noisy
+    measure = Gradients(given, Settings(cohort_size=400, client_batch=12, central_batch=8), 2)
+    curvature = Curvature(given, measure.simulator, 0)
+    v = np.arange(1.0, D + 1)
+    found = curvature.products(jnp.zeros(D), jnp.asarray(v, jnp.float32))
+    np.testing.assert_allclose(found, [0.6 * H_f @ v, 0.4 * H_c @ v], rtol=1e-4, atol=1e-4)
+    slope = curvature.gradients(jnp.ones(D))[0]
+    np.testing.assert_allclose(slope, 0.6 * H_f @ (1 - points.mean((0, 1))), rtol=1e-3, atol=1e-3)
+
+
+def test_a_step_follows_the_measured_gradients(noisy):
+    given, *_ = noisy
+    s = Settings(cohort_size=20, client_batch=5, central_batch=11)
+    still, moving = Gradients(given, s), Gradients(given, s, step=0.25)
+    x = jnp.full(D, 0.3)
+    g2, b2, after = moving.stepped(x, 4)
+    assert (g2, b2) == pytest.approx(still.dissimilarity(x, 4))
+    mixed = sum(t.gradient for t in still.at(x, 4).terms)
+    np.testing.assert_allclose(after, 0.3 - 0.25 * mixed, rtol=1e-5)
+    assert np.array_equal(still.stepped(x, 4)[2], x)
+
+
+def of_noise(values, inside=None) -> list[Measured]:
+    """One federated term; its variances in all parameters and in one direction."""
+    inside = values if inside is None else inside
+    return [
+        Measured(0, 1, [Term(np.zeros(1), 0.0, v, np.zeros((1, 1)), np.full((1, 1), w))])
+        for v, w in zip(values, inside, strict=True)
+    ]
+
+
+def test_noise_is_known_when_its_intervals_are_narrow():
+    setup = Setup(10, 2, 2, 5, 50)
+    narrow, wide = [1.0, 1.05, 0.95, 1.0], [1.0, 1.5, 0.5, 1.0]
+    assert noise_known(of_noise(narrow), setup)
+    assert not noise_known(of_noise(wide), setup)
+    assert not noise_known(of_noise(narrow, wide), setup)
+    # Much within clients hides what is uncertain between them.
+    loud = [m._replace(terms=[t._replace(v=100.0, v_matrix=np.full((1, 1), 100.0))
+            for t in m.terms]) for m in of_noise(wide)]  # fmt: skip
+    assert noise_known(loud, setup)
+
+
+@pytest.mark.parametrize(("batch", "cohorts"), [(900, LOOKS[0]), (100, COHORTS)])
+def test_measuring_ends_when_it_is_accurate_enough(batch, cohorts):
+    """A batch of all central rows has no noise; that of another is hard to know from two batches of
+    five parameters a cohort. The noise of 150 clients is easy to know."""
+    rng = np.random.default_rng(10)
+    points, central = rng.normal(size=(200, 6, D)), rng.normal(size=(900, D))
+    given = problem(points, central, np.eye(D), np.eye(D), np.full(D, 3.0))
+    s = Settings(cohort_size=150, client_batch=3, central_batch=batch, client_lr=0.1, local_steps=2)
+    seen: list[str] = []
+    diagnose(given, s, budget=1e6, report=lambda i, n, what: seen.append(what))
+    assert seen.count("gradients and their noise") == cohorts
+
+
 # The quadratic model, and what is predicted on it
 
 
@@ -287,6 +373,27 @@ def test_the_noise_of_local_steps_is_that_of_many_trials(federated):
     cov = np.cov(x.T) * ((39 / 40) / 2 if federated else 1)  # a cohort of 2 of 41
     np.testing.assert_allclose(found.noise, cov, atol=0.04 * np.abs(cov).max())
     np.testing.assert_allclose(x.mean(0), -found.push @ term.gradient, atol=0.02)
+
+
+@pytest.mark.parametrize("algorithm", ["pt", "1wgt", "2wgt"])
+def test_errors_are_those_of_the_mean_and_the_covariance(algorithm):
+    rng = np.random.default_rng(11)
+    parts = [(matrix(rng), rng.normal(size=D), j < 1, 0.3 + 0.5 * j) for j in range(2)]
+    loud = exact(parts, rng.normal(size=D))
+    loud = loud._replace(terms=[t._replace(v=matrix(rng), between=matrix(rng)) for t in loud.terms])
+    one_round = course(loud, algorithm, Setup(4, 3, 3, 2, 12), 0.2)
+    mean, cov = np.zeros(len(one_round.shift)), np.zeros_like(one_round.noise)
+    mean[:D] = loud.start
+    expected = []
+    for _ in range(15):
+        off = mean[:D] - optimum(loud)
+        expected.append(0.5 * (off @ loud.hessian @ off + np.sum(loud.hessian * cov[:D, :D])))
+        mean = one_round.map @ mean + one_round.shift
+        cov = one_round.map @ cov @ one_round.map.T + one_round.noise
+    np.testing.assert_allclose(list(errors(loud, one_round, 14)), expected, rtol=1e-9)
+    noise = [n for _, n in error_parts(loud, one_round, 14)]
+    assert noise[0] == 0
+    assert (np.diff(noise) > 0).all()
 
 
 def test_rounds_to_an_aim_and_limits_by_noise():
@@ -459,6 +566,20 @@ def test_diagnose_on_the_command_line(file, tmp_path):
     page = (out / "diagnosis.html").read_text()
     assert "data:image/png;base64," in page
     assert "http" not in page.replace("http-equiv", "")
+
+
+def test_the_verdict_says_when_probes_decided(file):
+    verdict = Verdict(file, None, None, {}, 0.1, 1, None, lambda *_: None)
+    before = "\n".join(verdict.lines())
+    assert "compared by probes" not in before
+    assert verdict.as_json()["loss_in_probes"] == {}
+    found = {"pt": 0.5, "2wgt": 0.25}
+    verdict.diagnosis = verdict.diagnosis._replace(tried=found, changes=[])
+    after = "\n".join(verdict.lines())
+    assert "compared by probes" in after
+    assert "Parallel Training 0.5, 2-way Gradient Transfer 0.25" in after
+    assert "not predicted" in after
+    assert verdict.as_json()["loss_in_probes"] == found
 
 
 def test_diagnose_says_what_is_wrong(file, tmp_path):

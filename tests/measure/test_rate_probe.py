@@ -1,0 +1,142 @@
+"""The probe of learning rates, on runs whose losses are known."""
+
+import math
+
+import numpy as np
+import pytest
+
+from mixfl.measure.clock import Clock
+from mixfl.measure.diagnosis import compared
+from mixfl.measure.rate_probe import (
+    LONGEST,
+    RATES,
+    ROUNDS,
+    Probed,
+    clearly_best,
+    doubtful,
+    falling,
+    probed,
+)
+from mixfl.theory.advice import Choice
+from mixfl.theory.predictions import Prediction
+
+FIRST = 1.0
+
+
+class Known:
+    """A run whose loss after round t is loss(eta, t)."""
+
+    def __init__(self, loss, eta):
+        self.of, self.eta, self.losses = loss, eta, np.zeros(0)
+
+    def go_on(self, rounds):
+        assert rounds > len(self.losses)
+        self.losses = np.array([self.of(self.eta, t) for t in range(1, rounds + 1)])
+
+    @property
+    def loss(self):
+        return float(np.mean(self.losses[len(self.losses) // 2 :]))
+
+
+def probe(loss, eta, budget=math.inf):
+    runs = []
+
+    def start(rate):
+        runs.append(Known(loss, rate))
+        return runs[-1]
+
+    clock = Clock(budget, lambda *_: None)
+    return probed(start, eta, FIRST, clock).rates, {len(r.losses) for r in runs}
+
+
+def decay(best):
+    """Faster with longer steps, up to `best`; longer ones do not come down."""
+    return lambda eta, t: math.exp(-2 * t * eta / best) if eta <= 1.2 * best else 1.5
+
+
+@pytest.mark.parametrize("eta", [0.1, 0.07, 0.2, 0.03])
+def test_the_best_rate_is_found_within_a_factor_of_sqrt_2(eta):
+    found, lengths = probe(decay(0.1), eta)
+    best = min(found, key=lambda pair: pair[1])[0]
+    assert 0.1 / 2**0.5 <= best <= 0.12
+    assert lengths == {ROUNDS}  # the loss has come down: no need to go on
+    etas = [e for e, _ in found]
+    assert etas == sorted(etas)
+    assert any(e == pytest.approx(best / 2**0.5) for e in etas)  # its neighbors were tried
+
+
+def test_runs_go_on_while_the_loss_falls():
+    """Long steps are worse at first and better later: ten rounds would mislead."""
+
+    def loss(eta, t):
+        rises = 0.5 if eta > 0.15 and t < 15 else 0.0
+        return math.exp(-0.2 * t * min(eta, 0.25)) + rises
+
+    found, lengths = probe(loss, 0.1)
+    assert lengths == {LONGEST}
+    best = min(found, key=lambda pair: pair[1])[0]
+    assert best > 0.19
+    assert len(found) <= RATES + 2
+    # Without time, the shortest probe and the three rates that must be.
+    found, lengths = probe(loss, 0.1, budget=1e-9)
+    assert lengths == {ROUNDS}
+    assert [e for e, _ in found] == pytest.approx([0.05, 0.1, 0.2])
+    assert min(found, key=lambda pair: pair[1])[0] == 0.1
+
+
+def test_a_rate_that_diverges_does_not_go_on():
+    def loss(eta, t):
+        return math.inf if eta > 0.15 else 1 - 0.01 * t
+
+    found, lengths = probe(loss, 0.1)
+    assert lengths == {ROUNDS, LONGEST}
+    assert found[-1][1] == math.inf
+
+
+def test_a_loss_is_falling_if_much_of_the_gain_is_recent():
+    steady = np.linspace(1, 0, 11)[1:]
+    assert falling(steady, 1.0)
+    assert not falling(np.array([0.5, 0.1, 0.05, 0.01, 0, 0, 0, 0, 0, 0.0]), 1.0)
+    assert not falling(np.full(10, 1.0), 1.0)
+    assert not falling(steady[::-1], 1.0)
+
+
+def test_a_prediction_is_in_doubt_if_losses_fall_long_after_it():
+    probe = Probed([(0.1, 0.5)], rounds=40, falling=True)
+    assert doubtful(probe, predicted=20)
+    assert not doubtful(probe, predicted=21)
+    assert not doubtful(probe._replace(falling=False), predicted=2)
+    assert not doubtful(probe, predicted=math.inf)
+
+
+def test_another_algorithm_must_be_clearly_better():
+    assert clearly_best({"pt": 0.52, "2wgt": 0.5}, "pt", first=1.0) == "pt"
+    assert clearly_best({"pt": 0.53, "2wgt": 0.5}, "pt", first=1.0) == "2wgt"
+    assert clearly_best({"pt": 0.4, "2wgt": 0.5}, "pt", first=1.0) == "pt"
+
+
+def test_probes_of_algorithms_are_equally_long_and_begin_where_the_first_one_ended():
+    """The chosen one's best rate was half of the predicted one: so are the others' first ones."""
+    begun: list[tuple[str, float]] = []
+    bests = {"pt": 0.05, "1wgt": 0.1, "2wgt": 0.2}
+
+    def begin(algorithm):
+        def start(eta):
+            begun.append((algorithm, eta))
+            return Known(lambda e, t: 1 - 0.001 * t * min(e, bests[algorithm]) / 0.2, eta)
+
+        return start
+
+    choice = Choice(
+        Prediction("pt", 2.0, 0.1),
+        [Prediction(a, 2.0, 2 * bests[a]) for a in ("pt", "1wgt", "2wgt")],
+        True,
+    )
+    probe = Probed([(0.025, 0.995), (0.05, 0.99), (0.1, 0.995)], rounds=20, falling=True)
+    clock = Clock(math.inf, lambda *_: None)
+    chosen, found, losses = compared(begin, choice, probe, FIRST, clock)
+    assert dict(reversed(begun)) == pytest.approx({"1wgt": 0.1, "2wgt": 0.2})
+    assert chosen.algorithm == "2wgt"
+    assert found.rounds == 20
+    assert losses["pt"] == 0.99
+    assert losses["2wgt"] == found.loss < losses["1wgt"]
