@@ -66,8 +66,8 @@ OPTIMIZED = {
     "test_losses", "test_low_rank", "test_mechanism", "test_quantize", "test_recurrence",
     "test_rewriting", "test_robust", "test_rows", "test_winograd",
 }  # fmt: skip
-# Of test-system, what computes much, or must be as users have it: with XLA's optimizations. The rest
-# compiles many small programs, and has none.
+# Of test-system, what computes much, or must be as users have it: with XLA's optimizations. The
+# rest compiles many small programs, and has none.
 AS_USERS = {
     "test_distributed", "test_examples", "test_export", "test_getting_started", "test_half",
     "test_kill", "test_lora_example", "test_no_surprises", "test_notebook", "test_pages",
