@@ -6,7 +6,8 @@
 
 A line is a run that is over: its folder, config.toml, status.json, and the metrics that studies
 show and judge (`eval/`, `theory/`, `comm/`), with 7 digits. Models, logs and times are left out.
-The first line is the request. Paths of data are not kept: `unpack --data` says where it is now.
+The first line is the request. Paths are not kept: `unpack --data` says where the data is now, and
+problems of the library's own studies are where that is.
 """
 
 import json
@@ -23,6 +24,7 @@ from mixfl.report.from_runs import REPRODUCED
 from mixfl.runs.folder import write_whole
 from mixfl.runs.reading import read_metrics, read_run_config, read_status
 from mixfl.studies.reproduce import RUNS
+from mixfl.studies.study import STUDIES, real_data
 from mixfl.studies.trials import OVER
 
 KEPT = ("eval/", "theory/", "comm/")
@@ -39,7 +41,7 @@ def packed(out: Path) -> Iterator[dict[str, Any]]:
         yield {
             "folder": str(folder.relative_to(out / RUNS)),
             "status": status,
-            "config": without_data(read_run_config(folder)),
+            "config": without_paths(read_run_config(folder)),
             "round": [row["round"] for row in rows],
             "metrics": {k: [short(row.get(k)) for row in rows] for k in names},
         }
@@ -48,6 +50,20 @@ def packed(out: Path) -> Iterator[dict[str, Any]]:
 def without_data(content: dict[str, Any]) -> dict[str, Any]:
     """With `real` in place of a path."""
     return content | {"data": "real"} if "data" in content else content
+
+
+def without_paths(config: dict[str, Any]) -> dict[str, Any]:
+    name = Path(config["task"]).name  # file.py:problem
+    own = (STUDIES / name.split(":")[0]).is_file()
+    return without_data(config) | ({"task": name} if own else {})
+
+
+def with_paths(config: dict[str, Any], data: Path | None) -> dict[str, Any]:
+    """Where they are now."""
+    if "data" in config and data is not None:
+        config["data"] = place(data, config["task"])
+    own = STUDIES / config["task"].split(":")[0]
+    return config | ({"task": str(STUDIES / config["task"])} if own.is_file() else {})
 
 
 def short(value: Any) -> Any:
@@ -80,9 +96,7 @@ def unpack(file: Path, out: Path, data: Path | None = None) -> int:
         folder = out / RUNS / run["folder"]
         if read_status(folder).get("status") in OVER:
             continue
-        config = run["config"]
-        if "data" in config and data is not None:
-            config["data"] = place(data, config["task"])
+        config = with_paths(run["config"], data)
         folder.mkdir(parents=True, exist_ok=True)
         columns = run["metrics"]
         rows = [
@@ -97,8 +111,6 @@ def unpack(file: Path, out: Path, data: Path | None = None) -> int:
 
 
 def place(data: Path, task: str) -> str:
-    from mixfl.studies.study import real_data
-
     found = real_data(task, data)
     if found is None:
         raise click.ClickException(f"--data {data} has no data of the task {task}.")
