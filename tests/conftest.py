@@ -59,6 +59,7 @@ SYSTEM = {
 NUMBERS = {
     "test_audit", "test_client_settings", "test_codes", "test_frozen", "test_participation",
     "test_native", "test_populations", "test_private_diagnosis", "test_random_losses",
+    "test_turned",
 }  # fmt: skip
 # Repeated in test-numbers with XLA's optimizations, in tables for the paper's algorithms.
 OPTIMIZED = {
@@ -93,9 +94,11 @@ FUNCTIONS = {
         "test_a_run_keeps_its_vocabulary_and_goes_on_only_with_the_same",
         "test_adaptive_server_optimizers_agree_too",
         "test_advice_follows_what_is_known_of_the_algorithms",
+        "test_called_losses_train_alike_and_are_noted",
         "test_chunks_and_devices_change_nothing", "test_chunks_and_devices_clip_alike",
-        "test_fact_3_unequal_clients_leave_a_drift", "test_low_rank_is_plain",
-        "test_noise_is_enough_and_hardly_more", "test_other_settings_equal_the_reference",
+        "test_fact_3_unequal_clients_leave_a_drift", "test_first_layers_are_low_rank",
+        "test_low_rank_is_plain", "test_noise_is_enough_and_hardly_more",
+        "test_only_the_adapters_are_sent", "test_other_settings_equal_the_reference",
         "test_padding_leaves_an_optimizer_alone_beside_an_augmenting_gradient",
         "test_rounds_are_the_same", "test_row_sparse_tables_are_clipped_alike",
         "test_rows_are_dense", "test_sparse_is_dense", "test_sparse_is_dense_on_other_problems",

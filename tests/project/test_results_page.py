@@ -31,6 +31,7 @@ def test_a_page_has_what_the_verdicts_say(page, files, options):
     assert made.output.strip() in (RESULTS / page).read_text()
 
 
+@pytest.mark.system
 @pytest.mark.parametrize("name", ["synthetic", "real_paper"])
 def test_verdicts_follow_from_the_archived_runs(name, tmp_path):
     """All but those that need no runs."""
