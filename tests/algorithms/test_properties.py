@@ -89,13 +89,14 @@ def build(algorithm, terms=None, **changes) -> Simulator:
 
 @functools.cache
 def run(algorithm, **changes) -> Run:
-    simulator = build(algorithm, **changes)
-    return go_on(simulator, simulator.init(), 0)
+    simulator, before = build(algorithm, **changes), len(COMPILED)
+    return go_on(simulator, simulator.init(), 0, before=before)
 
 
-def go_on(simulator, state, start, stop=ROUNDS) -> Run:
+def go_on(simulator, state, start, stop=ROUNDS, before=None) -> Run:
+    """`before`: what was compiled before `init`, whose thread may have compiled the first round."""
     states, infos, compilations = [numpy(state)], [], []
-    before = len(COMPILED)
+    before = len(COMPILED) if before is None else before
     for result in simulator.rounds(state, start, stop):
         compilations.append(len(COMPILED) - before)
         before = len(COMPILED)
