@@ -214,8 +214,8 @@ def made_trials(task, algorithm, preset, data, keys, name, seeds, new_data=False
     keys = {k: v for k, v in keys.items() if k in used or "." in k}
     every = chosen_keys(task, algorithm, preset, {}, keys)
     # Wherever the data and the problem's file are: folders may move to another machine.
-    shown = {k: every[k] for k in every if k in used or "." in k}
-    spec: list[Any] = [Path(task).name, "real" if data else None, shown]
+    counted = {k: every[k] for k in every if k in used or "." in k}
+    spec: list[Any] = [Path(task).name, "real" if data else None, counted]
     varied = new_data and data is None and "data_seed" in used - set(keys)
     spec += ["new data"] if varied else []
     hashed = hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:8]
