@@ -78,9 +78,21 @@ def pack(out: Path, file: Path) -> int:
     return len(lines) - 1
 
 
+def read(file: Path) -> list[dict[str, Any]]:
+    """The request and the runs. A stranger may have made the file: no folder leads elsewhere."""
+    try:
+        found = [json.loads(line) for line in lzma.decompress(file.read_bytes()).splitlines()]
+        folders = [run["folder"].split("/") for run in found[1:]]
+    except (lzma.LZMAError, ValueError, LookupError, TypeError, AttributeError):
+        raise click.ClickException(f"{file} is no archive of runs, or damaged.") from None
+    if not found or any(len(f) != 2 or {"", ".", ".."} & set(f) for f in folders):
+        raise click.ClickException(f"{file} is no archive of runs, or damaged.")
+    return found
+
+
 def unpack(file: Path, out: Path, data: Path | None = None) -> int:
     """Writes the runs that `out` does not have. Returns their number."""
-    request, *runs = map(json.loads, lzma.decompress(file.read_bytes()).splitlines())
+    request, *runs = read(file)
     if ("data" in request) != (data is not None):
         raise click.ClickException(
             f"{file} has runs on {'real' if 'data' in request else 'synthetic'} data: "

@@ -89,3 +89,24 @@ def test_a_run_that_is_not_over_is_left_out(made, tmp_path):
     first = next((out / "runs").glob("*/*/status.json"))
     first.write_text('{"status": "interrupted", "round": 5}')
     assert pack(out, tmp_path / "runs.jsonl.xz") == 5
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"no archive",
+        lzma.compress(b""),
+        lzma.compress(b"{}\nno json"),
+        lzma.compress(b'{}\n{"folder": "../../elsewhere"}'),
+        lzma.compress(b'{}\n{"folder": "/tmp/elsewhere"}'),
+        lzma.compress(b'{}\n{"status": {}}'),
+        lzma.compress(b"[]\n[1]"),
+    ],
+)
+def test_another_file_is_refused_and_nothing_is_written(content, tmp_path):
+    (tmp_path / "other.xz").write_bytes(content)
+    command = ["unpack", str(tmp_path / "other.xz"), str(tmp_path / "in" / "out")]
+    ended = CliRunner().invoke(main, command)
+    assert ended.exit_code == 1
+    assert "is no archive of runs, or damaged" in ended.output
+    assert [p.name for p in tmp_path.iterdir()] == ["other.xz"]
