@@ -15,7 +15,7 @@ interval (Student's t, with what the looks cost) is that of the differences. A c
              than = B             metric gets worse by less than B's   interval beyond 0
     above, below                  the metric, `limit`                   interval beyond the limit
     saving   what, how, limit     what `mixfl costs` says is saved at the clients
-    order    of = [A, B, ...]     the largest `key` that converges rises from A on
+    order    of = [A, B, ...]     the largest `key` that converges rises from A on, in ratios
 
 With each = [algorithms] in place of `of` and `than`, every further setting of an algorithm is
 compared with its first. In place of `within`, a margin may be `part` of an `effect`, the gain of
@@ -72,6 +72,8 @@ def apart(check: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     more trials, whatever the others need."""
     if "each" in check:
         return [{**check, "each": [algorithm]} for algorithm in check["each"]]
+    if check.get("kind") == "order":
+        return [{**check, "of": pair} for pair in itertools.pairwise(check["of"])]
     if check.get("any") or check.get("kind") not in ("better", "close", "reaches", "apart"):
         return [check]
     each = [check[k] if isinstance(check[k], list) else [check[k]] for k in ("than", "of")]
@@ -271,31 +273,52 @@ def beyond(check, results) -> list[Checked]:
 
 
 def order(check, results) -> list[Checked]:
-    """The largest value of `key` at which all trials converge, that is, end with `metric` below
-    `limit`."""
-    study, key, metric = results.study, check["key"], check["metric"]
-    largest: list[float] = []
-    words, counts = [], []
-    for name in check["of"]:
-        good = []
-        for setting in study.named(f"{name} {key}=*"):
-            values = results.values(setting, metric, "end")
-            counts.append(len(values))
-            if not np.isnan(values).any() and values.max() < check["limit"]:
-                good.append(float(setting.keys[key]))
-        largest.append(max(good, default=0.0))
-        top = max(float(s.keys[key]) for s in study.named(f"{name} {key}=*"))
-        every = " (all tried)" if largest[-1] == top else ""
-        words.append(f"{name} up to {largest[-1]:g}{every}")
-    steps = list(itertools.pairwise(largest))
-    verdict = OPEN
-    if all(a < b for a, b in steps):
-        verdict = AGREE
-    elif any(a > b for a, b in steps):
+    """Each of `of` stands a larger `key` than the one before it. Judged per trial, by the log2 of
+    how many times as much it stands; apart by less than a step of the grid is not larger."""
+    stands = [stood(check, results, name) for name in check["of"]]
+    return [rises(check, a, b, results) for a, b in itertools.pairwise(stands)]
+
+
+class Stood(NamedTuple):
+    """The largest `key` up to which all runs of a trial converge."""
+
+    name: str
+    largest: np.ndarray  # [trials]; half of the smallest key tried if that diverges
+    keys: np.ndarray  # tried, rising
+
+
+def stood(check, results, name: str) -> Stood:
+    """A run converges if it ends with a finite `metric`, below `limit`."""
+    key = check["key"]
+    settings = sorted(results.study.named(f"{name} {key}=*"), key=lambda s: float(s.keys[key]))
+    every = [results.values(s, check["metric"], "end") for s in settings]
+    count = min(map(len, every))
+    good = np.array([values[:count] for values in every]) < check["limit"]  # NaN is not
+    keys = np.array([float(s.keys[key]) for s in settings])
+    steps = np.logical_and.accumulate(good, axis=0).sum(axis=0)
+    return Stood(name, np.concatenate([keys[:1] / 2, keys])[steps], keys)
+
+
+def rises(check, one: Stood, other: Stood, results) -> Checked:
+    count = min(len(one.largest), len(other.largest))
+    a, b = one.largest[:count], other.largest[:count]
+    d = results.interval(np.log2(b / a))
+    said = ", ".join(f"{s.name} {_span(v)}" for s, v in ((one, a), (other, b)))
+    ratio = " to ".join(f"{2**x:.2f}" for x in dict.fromkeys((d.low, d.high)))
+    words = (
+        f"largest {check['key']} that converges: {said}; {other.name} stands {ratio} times as much"
+    )
+    if ((a == one.keys[-1]) & (b == other.keys[-1])).any():
+        return Checked(OPEN, f"{words}; both stand all that was tried", count, d, settled=True)
+    step = np.log2(np.concatenate([s.keys[1:] / s.keys[:-1] for s in (one, other)])).max()
+    verdict = above_0(d)
+    if verdict == OPEN and d.high < step and d.low > -step:
         verdict = DISAGREE
-    return [
-        Checked(verdict, f"largest {key} that converges: {', '.join(words)}", min(counts))
-    ]  # fmt: skip
+    return Checked(verdict, words, count, d, slack(d.mean, d, 0))
+
+
+def _span(values: np.ndarray) -> str:
+    return " to ".join(f"{v:g}" for v in dict.fromkeys((values.min(), values.max())))
 
 
 def saving(check, results) -> list[Checked]:

@@ -7,6 +7,7 @@ import pytest
 
 from mixfl.errors import MixflError
 from mixfl.studies import claims
+from mixfl.studies.checks import apart
 from mixfl.studies.claims import AGREE, DISAGREE, OPEN
 from mixfl.studies.results import Results, part
 from mixfl.studies.study import Setting, Study
@@ -138,20 +139,55 @@ def test_what_falls_less(tmp_path):
     assert verdicts({**check, "of": ["c", "b"], "than": "a"}, outcomes) == [AGREE, DISAGREE]
 
 
-def test_the_order_in_which_algorithms_diverge(tmp_path):
+RATES = ("1", "2", "4", "8")
+
+
+def rates(tmp_path, **stands):
+    """Of each series, the runs of two trials that stand so many of the RATES, given as numbers."""
     figures = {
-        "2wgt lr=1": [1.0, 1.0], "2wgt lr=2": [9.0, 1.0], "pt lr=1": [1.0, 1.0],
-        "pt lr=2": [1.0, 1.1], "pt lr=4": [None, 1.0], "1wgt lr=2": [1.0, 1.0],
-        "1wgt lr=4": [1.0, 1.0],
+        f"{name} lr={rate}": [1.0 if i < n else [None, 9.0][i % 2] for n in counts]
+        for name, counts in stands.items()
+        for i, rate in enumerate(RATES)
+    }
+    keys = {name: {"lr": float(name[-1])} for name in figures}
+    return results(tmp_path, figures, keys=keys)
+
+
+ORDER = {"kind": "order", "metric": "eval/loss", "key": "lr", "limit": 3.0}
+
+
+def test_the_order_in_which_algorithms_diverge(tmp_path):
+    outcomes = rates(tmp_path, a=[1, 0, 1], b=[2, 1, 2], c=[3, 3, 3], d=[4, 4, 4])
+    first, second, third = claims.run({**ORDER, "of": ["a", "b", "c", "d"]}, outcomes)
+    assert [first.verdict, second.verdict, third.verdict] == [AGREE, OPEN, AGREE]
+    assert "largest lr that converges: a 0.5 to 1, b 1 to 2; b stands 2.00 times" in first.evidence
+    assert first.effect.mean == 1.0  # twice as much
+    assert verdicts({**ORDER, "of": ["c", "a"]}, outcomes) == [DISAGREE]
+
+
+def test_rates_that_are_alike_do_not_rise(tmp_path):
+    outcomes = rates(tmp_path, a=[2, 2, 3], b=[2, 2, 3], c=[4, 4, 3], d=[4, 4, 4])
+    assert verdicts({**ORDER, "of": ["a", "b"]}, outcomes) == [DISAGREE]
+    (both,) = claims.run({**ORDER, "of": ["c", "d"]}, outcomes)
+    assert both.verdict == OPEN  # the grid ends too early
+    assert both.settled
+    assert "both stand all that was tried" in both.evidence
+
+
+def test_a_rate_above_one_that_diverges_does_not_count(tmp_path):
+    """A run that happens to stand a larger rate than one that diverged is no evidence."""
+    figures = {
+        "a lr=1": [1.0, 1.0], "a lr=2": [9.0, 9.0], "a lr=4": [1.0, 1.0],
+        "b lr=1": [1.0, 1.0], "b lr=2": [1.0, 1.0], "b lr=4": [9.0, 9.0],
     }  # fmt: skip
     keys = {name: {"lr": float(name[-1])} for name in figures}
-    outcomes = results(tmp_path, figures, keys=keys)
-    check = {"kind": "order", "metric": "eval/loss", "key": "lr", "limit": 3.0}
-    (checked,) = claims.run({**check, "of": ["2wgt", "pt", "1wgt"]}, outcomes)
-    assert checked.verdict == AGREE
-    assert "2wgt up to 1, pt up to 2, 1wgt up to 4 (all tried)" in checked.evidence
-    assert verdicts({**check, "of": ["pt", "2wgt", "1wgt"]}, outcomes) == [DISAGREE]
-    assert verdicts({**check, "of": ["pt", "pt", "1wgt"]}, outcomes) == [OPEN]
+    assert verdicts({**ORDER, "of": ["a", "b"]}, results(tmp_path, figures, keys=keys)) == [AGREE]
+
+
+def test_pairs_in_order_are_decided_one_by_one():
+    assert [one["of"] for one in apart({**ORDER, "of": ["a", "b", "c"]})] == [
+        ("a", "b"), ("b", "c")
+    ]  # fmt: skip
 
 
 def test_every_setting_of_an_algorithm_is_compared_with_its_first(tmp_path):

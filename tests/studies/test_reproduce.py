@@ -147,7 +147,7 @@ says = "A high rate diverges"
 kind = "order"
 metric = "eval/loss"
 key = "client_lr"
-of = ["pt"]
+of = ["pt", "pt"]
 limit = 9
 """
 
