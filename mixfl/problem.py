@@ -202,11 +202,14 @@ class Problem:
     kept: dict = field(init=False, repr=False)  # by engines, between runs: compiled programs
 
     def __post_init__(self):
-        terms = tuple(self.terms)
+        terms = () if isinstance(self.terms, Federated | Central) else tuple(self.terms)
         object.__setattr__(self, "terms", terms)
         object.__setattr__(self, "kept", {})
         if not terms or not all(isinstance(t, Federated | Central) for t in terms):
-            raise MixflError("a problem needs terms: mixfl.Federated and mixfl.Central.")
+            raise MixflError(
+                "a problem needs a list of terms: Problem(init, [mixfl.Federated(...), "
+                "mixfl.Central(...)])."
+            )
         self._bind()
         if not isinstance(self.client_eval, ClientEvaluation | None):
             raise MixflError("client_eval: expected a mixfl.ClientEvaluation.")

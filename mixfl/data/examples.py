@@ -115,14 +115,23 @@ class ClientData:
         return cls(Examples(columns_of(columns)), np.concatenate([[0], np.cumsum(counts)]), ids)
 
     @classmethod
-    def from_clients(cls, clients: Mapping[Any, Mapping[str, Any]]) -> "ClientData":
-        """Makes client data from one dict of columns per client. Clients without examples are
-        dropped and counted.
+    def from_clients(
+        cls, clients: Mapping[Any, Mapping[str, Any]] | Sequence[Mapping[str, Any]]
+    ) -> "ClientData":
+        """Makes client data from one dict of columns per client. Clients in a list are numbered
+        from 0. Clients without examples are dropped and counted.
 
             clients = mixfl.ClientData.from_clients({"ann": {"x": xa, "y": ya}, "bob": ...})
         """
+        if not isinstance(clients, Mapping):
+            clients = dict(enumerate(clients))
         kept = {}
         for c, columns in clients.items():
+            if not isinstance(columns, Mapping):
+                raise MixflError(
+                    f"client {c!r}: expected a dict of columns such as {{'x': ..., 'y': ...}}, got "
+                    f"{type(columns).__name__}."
+                )
             try:
                 arrays = checked(columns, empty=True) if columns else {}
             except MixflError as error:

@@ -160,9 +160,16 @@ def test_from_clients_drops_and_counts_the_empty_ones():
     assert mixfl.Federated(len, data).clients.dropped == 2
 
 
+def test_clients_in_a_list_are_numbered():
+    data = mixfl.ClientData.from_clients([{"x": [1.0]}, {}, {"x": [2.0, 3.0]}])
+    assert (list(data.ids), data.dropped) == ([0, 2], 1)
+    assert [c["x"].tolist() for c in contents(data).values()] == [[1], [2, 3]]
+
+
 @pytest.mark.parametrize(
     ("clients", "message"),
     [
+        ([np.ones(2)], "client 0: expected a dict of columns .* got ndarray"),
         ({}, "none of the 0 clients has an example"),
         ({"a": {"x": []}}, "none of the 1 clients has an example"),
         ({"a": {"x": [1]}, "b": {"y": [1]}}, "client 'b' has columns"),
@@ -384,3 +391,9 @@ def test_training_from_a_store_is_the_same(tmp_path):
         for clients in (tiny_problem.clients, opened)
     ]  # fmt: skip
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("terms", [(), mixfl.Central(len, {"x": [1.0]}), [len]])
+def test_a_problem_needs_a_list_of_terms(terms):
+    with pytest.raises(mixfl.MixflError, match=r"a list of terms: Problem\(init, \["):
+        mixfl.Problem(lambda key: {}, terms)
