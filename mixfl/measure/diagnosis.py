@@ -143,9 +143,7 @@ def diagnose(
     else:  # a few rounds favor steps whose noise is too much for all of them
         wild = functools.partial(too_long, model, chosen, setup, rounds=horizon)
     # Noise that was measured on a model in doubt does not count.
-    allowed = [
-        (eta, loss) for eta, loss in probe.rates if tried or eta <= chosen.eta or not wild(eta=eta)
-    ]
+    allowed = probe.without(lambda eta: not tried and eta > chosen.eta and wild(eta=eta))
     divided = splits(problem, s, column, x1, clock)
     return Diagnosis(
         algorithm=chosen.algorithm,
@@ -298,15 +296,14 @@ def compared(
 ) -> tuple[Prediction, Probed, dict[str, float]]:  # fmt: skip
     """The algorithm that is best in probes, its probe, and the losses of all. The others begin with
     the rate that was predicted for them, as far off as that of the chosen one was."""
-    best, _ = min(probe.rates, key=lambda pair: pair[1])
     probes = {choice.chosen.algorithm: probe}
     for p in choice.all:
         if p.algorithm not in probes:
-            eta = p.eta * best / choice.chosen.eta
+            eta = p.eta * probe.best / choice.chosen.eta
             n = probe.rounds
             probes[p.algorithm] = probed(begin(p.algorithm), eta, first, clock, n, n)
-    losses = {a: found.loss for a, found in probes.items()}
-    name = clearly_best(losses, choice.chosen.algorithm, first)
+    losses = {a: min(loss for _, loss in found.rates) for a, found in probes.items()}
+    name = clearly_best(probes, choice.chosen.algorithm, first)
     return next(p for p in choice.all if p.algorithm == name), probes[name], losses
 
 

@@ -2,13 +2,14 @@
 how curvature changes on the way."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from mixfl.algorithms import ALGORITHMS
 from mixfl.engine import Simulator
+from mixfl.errors import MixflError
 from mixfl.measure.clock import Clock
 from mixfl.measure.curvature import Curvature
 from mixfl.problem import Params, Problem
@@ -16,8 +17,9 @@ from mixfl.settings import Settings
 
 ROUNDS, LONGEST = 10, 40  # of a probe: at first, and if losses are still falling then
 FALLING = 0.1  # share of the gain in the second half that counts as still falling
-RATES = 6  # at most, a factor of 2 apart
-CLEARLY = 0.05  # share of the gain in loss that makes a learning rate clearly better
+RATES, DIVERGED = 6, 12  # at most, a factor of 2 apart; as long as all diverge
+CLEARLY = 0.05  # share of the gain in loss that makes a run clearly better
+SOONER = 1.15  # and the factor in rounds, while losses fall
 
 
 class Run:
@@ -38,9 +40,13 @@ class Run:
 
     @property
     def loss(self) -> float:
-        """The mean over the second half, because the loss of a single round is noisy."""
-        mean = float(np.mean(self.losses[len(self.losses) // 2 :]))
-        return mean if math.isfinite(mean) else math.inf
+        return late(self.losses)
+
+
+def late(losses: np.ndarray) -> float:
+    """The mean over the second half, because the loss of a single round is noisy."""
+    mean = float(np.mean(losses[len(losses) // 2 :]))
+    return mean if math.isfinite(mean) else math.inf
 
 
 def falling(losses: np.ndarray, first: float) -> bool:
@@ -50,14 +56,48 @@ def falling(losses: np.ndarray, first: float) -> bool:
     return middle - end > FALLING * abs(first - end)
 
 
+def slower(losses: np.ndarray, best: np.ndarray) -> float:
+    """How many times as many rounds a run takes as the best one: all of its rounds, over those in
+    which the best one gets to the loss at which it ends. By means over a quarter of the rounds."""
+    n = max(len(best) // 4, 1)
+    end = float(np.mean(losses[-n:]))
+    below = np.flatnonzero(np.convolve(best, np.ones(n) / n, "valid") <= end)
+    if not math.isfinite(end):
+        return math.inf
+    middle = (n + 1) / 2  # of the first mean
+    return (len(best) - n + middle) / (below[0] + middle) if len(below) else 1.0
+
+
+def as_good(losses: np.ndarray, best: np.ndarray, first: float) -> bool:
+    """Whether a run is about as good as the best one. While that one's loss falls, by rounds: where
+    losses flatten out, a little loss is many rounds."""
+    if falling(best, first):
+        return slower(losses, best) <= SOONER
+    return late(losses) <= late(best) + CLEARLY * (first - late(best))
+
+
 class Probed(NamedTuple):
-    rates: list[tuple[float, float]]  # learning rate, loss
+    curves: dict[float, np.ndarray]  # learning rate: loss after each round
     rounds: int
     falling: bool  # whether the best one's loss was still falling at the end
 
     @property
-    def loss(self) -> float:
-        return min(loss for _, loss in self.rates)
+    def rates(self) -> list[tuple[float, float]]:
+        """Learning rates with their losses."""
+        return [(eta, late(losses)) for eta, losses in self.curves.items()]
+
+    @property
+    def best(self) -> float:
+        return best_of(self.curves)
+
+    def without(self, wild: Callable[[float], bool]) -> dict[float, np.ndarray]:
+        """The curves of the rates that are not wild; all, if those diverged."""
+        tame = {eta: losses for eta, losses in self.curves.items() if not wild(eta)}
+        return tame if any(math.isfinite(late(c)) for c in tame.values()) else self.curves
+
+
+def best_of(curves: Mapping[Any, np.ndarray]) -> Any:
+    return min(curves, key=lambda name: late(curves[name]))
 
 
 def probed(
@@ -82,7 +122,12 @@ def probed(
         runs[factor] = start(eta * factor)
         runs[factor].go_on(rounds)
 
-    for i in clock.repeat("probe of the learning rate", RATES, 1.0, 3):
+    def diverged() -> bool:
+        return math.isinf(min(losses().values()))
+
+    for i in clock.repeat("probe of the learning rate", RATES + DIVERGED, 1.0, 3):
+        if i >= RATES and not diverged():
+            break
         add(factor)
         if i < 2:
             factor = (0.5, 2.0)[i]
@@ -92,15 +137,22 @@ def probed(
             for run in runs.values():
                 if math.isfinite(run.loss):
                     run.go_on(rounds)
-        if not outer(losses()):
+        to = -1 if diverged() else outer(losses())
+        if not to:
             break
-        factor = max(runs) * 2 if outer(losses()) > 0 else min(runs) / 2
+        factor = max(runs) * 2 if to > 0 else min(runs) / 2
+    if diverged():
+        raise MixflError(
+            f"in the probe, all learning rates from {eta * min(runs):.3g} to {eta * max(runs):.3g} "
+            "diverged, so no rate can be recommended. Are the gradients finite? If so, lower "
+            "client_lr, or give more time (--budget)."
+        )
     middle = best()
     for side in (0.5**0.5, 2**0.5):
         if clock.left(1.0):
             add(middle * side)
-    rates = sorted((eta * f, loss) for f, loss in losses().items())
-    return Probed(rates, rounds, falling(runs[best()].losses, first))
+    curves = {eta * f: run.losses for f, run in sorted(runs.items())}
+    return Probed(curves, rounds, falling(runs[best()].losses, first))
 
 
 def doubtful(probe: Probed, predicted: float) -> bool:
@@ -109,18 +161,18 @@ def doubtful(probe: Probed, predicted: float) -> bool:
     return probe.falling and probe.rounds >= 2 * predicted
 
 
-def clearly_best(losses: dict[str, float], chosen: str, first: float) -> str:
-    """The chosen algorithm, or the best one if its loss is clearly less."""
-    best = min(losses, key=losses.__getitem__)
-    margin = CLEARLY * (first - losses[best])
-    return best if losses[best] + margin < losses[chosen] else chosen
+def clearly_best(probes: Mapping[str, Probed], chosen: str, first: float) -> str:
+    """The chosen algorithm, or the best one if that is clearly better."""
+    curves = {name: probe.curves[probe.best] for name, probe in probes.items()}
+    best = best_of(curves)
+    return chosen if as_good(curves[chosen], curves[best], first) else best
 
 
-def decided(eta: float, probe: list[tuple[float, float]], first: float) -> float:
+def decided(eta: float, curves: Mapping[float, np.ndarray], first: float) -> float:
     """The predicted learning rate, or the nearest one that is clearly better in the probe. Only
     clearly, because a few rounds favor steps that are too long or too short for the end."""
-    least = min(loss for _, loss in probe)
-    good = [e for e, loss in probe if loss <= least + CLEARLY * (first - least)]
+    best = curves[best_of(curves)]
+    good = [e for e, losses in curves.items() if as_good(losses, best, first)]
     return min(good, key=lambda e: abs(math.log(e / eta)))
 
 

@@ -5,17 +5,23 @@ import math
 import numpy as np
 import pytest
 
+from mixfl.errors import MixflError
 from mixfl.measure.clock import Clock
 from mixfl.measure.diagnosis import compared
 from mixfl.measure.rate_probe import (
+    CLEARLY,
     LONGEST,
     RATES,
     ROUNDS,
+    SOONER,
     Probed,
+    as_good,
     clearly_best,
+    decided,
     doubtful,
     falling,
     probed,
+    slower,
 )
 from mixfl.theory.advice import Choice
 from mixfl.theory.predictions import Prediction
@@ -102,17 +108,78 @@ def test_a_loss_is_falling_if_much_of_the_gain_is_recent():
 
 
 def test_a_prediction_is_in_doubt_if_losses_fall_long_after_it():
-    probe = Probed([(0.1, 0.5)], rounds=40, falling=True)
+    probe = Probed({0.1: np.full(40, 0.5)}, rounds=40, falling=True)
     assert doubtful(probe, predicted=20)
     assert not doubtful(probe, predicted=21)
     assert not doubtful(probe._replace(falling=False), predicted=2)
     assert not doubtful(probe, predicted=math.inf)
 
 
+def flat(loss):
+    return np.full(40, loss)
+
+
+def falls(speed):
+    return np.exp(-0.02 * speed * np.arange(1, 41))
+
+
+def test_a_run_that_has_come_down_is_judged_by_its_loss():
+    assert as_good(flat(0.52), flat(0.5), first=1.0)
+    assert not as_good(flat(0.53), flat(0.5), first=1.0)
+    assert not as_good(flat(math.inf), flat(0.5), first=1.0)
+
+
+@pytest.mark.parametrize("speed", [1.05, 1.3, 1.6])
+def test_a_run_that_falls_is_judged_by_its_rounds(speed):
+    found = slower(falls(1.0), falls(speed))
+    assert found == pytest.approx(speed, rel=0.06)
+    assert as_good(falls(1.0), falls(speed), first=1.0) == (speed < SOONER)
+    assert slower(falls(speed), falls(speed)) == 1
+    assert slower(flat(math.nan), falls(speed)) == math.inf
+
+
+def test_a_little_loss_may_be_many_rounds():
+    """On a long tail, 4 % of the gain in loss are a quarter of the rounds."""
+    fast, slow = ((1 + s * np.arange(1, 41)) ** -0.3 for s in (1.4, 1.0))
+    assert 0 < slow[-1] - fast[-1] < CLEARLY * (1 - fast[-1])
+    assert falling(fast, 1.0)
+    assert not as_good(slow, fast, 1.0)
+    assert decided(0.1, {0.1: slow, 0.2: fast}, 1.0) == 0.2
+    assert decided(0.1, {0.1: fast, 0.2: slow}, 1.0) == 0.1
+
+
 def test_another_algorithm_must_be_clearly_better():
-    assert clearly_best({"pt": 0.52, "2wgt": 0.5}, "pt", first=1.0) == "pt"
-    assert clearly_best({"pt": 0.53, "2wgt": 0.5}, "pt", first=1.0) == "2wgt"
-    assert clearly_best({"pt": 0.4, "2wgt": 0.5}, "pt", first=1.0) == "pt"
+    def best(pt, two_way):
+        probes = {"pt": pt, "2wgt": two_way}
+        made = {a: Probed({0.1: p, 0.2: flat(9.0)}, 40, False) for a, p in probes.items()}
+        return clearly_best(made, "pt", first=1.0)
+
+    assert best(flat(0.52), flat(0.5)) == "pt"
+    assert best(flat(0.53), flat(0.5)) == "2wgt"
+    assert best(flat(0.4), flat(0.5)) == "pt"
+    assert best(falls(1.0), falls(1.1)) == "pt"
+    assert best(falls(1.0), falls(1.4)) == "2wgt"
+
+
+def test_rates_go_down_as_long_as_all_diverge():
+    found, _ = probe(lambda eta, t: math.inf if eta > 0.001 else math.exp(-t), 1.0)
+    finite = [eta for eta, loss in found if math.isfinite(loss)]
+    assert min(finite) <= 0.001
+    assert max(finite) <= 0.001 * 2**0.5
+
+
+def test_no_rate_that_diverges_is_recommended():
+    """Not even if the only others are longer, and noise speaks against them."""
+    assert decided(0.1, {0.1: flat(math.inf), 0.2: falls(1.0)}, 1.0) == 0.2
+    probe = Probed({0.1: flat(math.inf), 0.2: falls(1.0)}, 40, True)
+    assert list(probe.without(lambda eta: eta > 0.1)) == [0.1, 0.2]
+    probe = Probed({0.1: falls(0.5), 0.2: falls(1.0)}, 40, True)
+    assert list(probe.without(lambda eta: eta > 0.1)) == [0.1]
+
+
+def test_if_all_rates_diverge_there_is_no_advice():
+    with pytest.raises(MixflError, match=r"all learning rates from .* to 2 diverged"):
+        probe(lambda eta, t: math.inf, 1.0)
 
 
 def test_probes_of_algorithms_are_equally_long_and_begin_where_the_first_one_ended():
@@ -132,11 +199,12 @@ def test_probes_of_algorithms_are_equally_long_and_begin_where_the_first_one_end
         [Prediction(a, 2.0, 2 * bests[a]) for a in ("pt", "1wgt", "2wgt")],
         True,
     )
-    probe = Probed([(0.025, 0.995), (0.05, 0.99), (0.1, 0.995)], rounds=20, falling=True)
+    curves = {0.025: np.full(20, 0.995), 0.05: np.full(20, 0.99), 0.1: np.full(20, 0.995)}
+    probe = Probed(curves, rounds=20, falling=True)
     clock = Clock(math.inf, lambda *_: None)
     chosen, found, losses = compared(begin, choice, probe, FIRST, clock)
     assert dict(reversed(begun)) == pytest.approx({"1wgt": 0.1, "2wgt": 0.2})
     assert chosen.algorithm == "2wgt"
     assert found.rounds == 20
     assert losses["pt"] == 0.99
-    assert losses["2wgt"] == found.loss < losses["1wgt"]
+    assert losses["2wgt"] == min(found.rates, key=lambda r: r[1])[1] < losses["1wgt"]
