@@ -1,5 +1,6 @@
 """Measures a problem within a time budget and recommends an algorithm and its settings."""
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
@@ -301,7 +302,8 @@ def compared(
         if p.algorithm not in probes:
             eta = p.eta * probe.best / choice.chosen.eta
             n = probe.rounds
-            probes[p.algorithm] = probed(begin(p.algorithm), eta, first, clock, n, n)
+            with contextlib.suppress(MixflError):  # it diverges
+                probes[p.algorithm] = probed(begin(p.algorithm), eta, first, clock, n, n)
     losses = {a: min(loss for _, loss in found.rates) for a, found in probes.items()}
     name = clearly_best(probes, choice.chosen.algorithm, first)
     return next(p for p in choice.all if p.algorithm == name), probes[name], losses

@@ -17,7 +17,8 @@ from mixfl.settings import Settings
 
 ROUNDS, LONGEST = 10, 40  # of a probe: at first, and if losses are still falling then
 FALLING = 0.1  # share of the gain in the second half that counts as still falling
-RATES, DIVERGED = 6, 12  # at most, a factor of 2 apart; as long as all diverge
+RATES = 6  # at most, a factor of 2 apart
+DIVERGED = 18  # at most, as long as all of them diverge
 CLEARLY = 0.05  # share of the gain in loss that makes a run clearly better
 SOONER = 1.15  # and the factor in rounds, while losses fall
 
@@ -125,9 +126,7 @@ def probed(
     def diverged() -> bool:
         return math.isinf(min(losses().values()))
 
-    for i in clock.repeat("probe of the learning rate", RATES + DIVERGED, 1.0, 3):
-        if i >= RATES and not diverged():
-            break
+    for i in clock.repeat("probe of the learning rate", RATES, 1.0, 3):
         add(factor)
         if i < 2:
             factor = (0.5, 2.0)[i]
@@ -137,15 +136,15 @@ def probed(
             for run in runs.values():
                 if math.isfinite(run.loss):
                     run.go_on(rounds)
-        to = -1 if diverged() else outer(losses())
-        if not to:
+        if not outer(losses()):
             break
-        factor = max(runs) * 2 if to > 0 else min(runs) / 2
+        factor = max(runs) * 2 if outer(losses()) > 0 else min(runs) / 2
+    while diverged() and len(runs) < DIVERGED:
+        add(min(runs) / 2)
     if diverged():
         raise MixflError(
             f"in the probe, all learning rates from {eta * min(runs):.3g} to {eta * max(runs):.3g} "
-            "diverged, so no rate can be recommended. Are the gradients finite? If so, lower "
-            "client_lr, or give more time (--budget)."
+            "diverged, so no rate can be recommended. Are the gradients finite?"
         )
     middle = best()
     for side in (0.5**0.5, 2**0.5):

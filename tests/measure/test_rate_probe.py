@@ -182,6 +182,19 @@ def test_if_all_rates_diverge_there_is_no_advice():
         probe(lambda eta, t: math.inf, 1.0)
 
 
+def test_an_algorithm_that_diverges_is_left_out_of_the_comparison():
+    def begin(algorithm):
+        bad = algorithm == "1wgt"
+        return lambda eta: Known(lambda e, t: math.inf if bad else math.exp(-0.04 * t), eta)
+
+    every = [Prediction(a, 2.0, 0.1) for a in ("pt", "1wgt", "2wgt")]
+    probe = Probed({0.1: falls(1.0)}, rounds=40, falling=True)
+    clock = Clock(math.inf, lambda *_: None)
+    chosen, _, losses = compared(begin, Choice(every[0], every, True), probe, FIRST, clock)
+    assert chosen.algorithm == "2wgt"
+    assert set(losses) == {"pt", "2wgt"}
+
+
 def test_probes_of_algorithms_are_equally_long_and_begin_where_the_first_one_ended():
     """The chosen one's best rate was half of the predicted one: so are the others' first ones."""
     begun: list[tuple[str, float]] = []
