@@ -26,7 +26,15 @@ from mixfl.measure.private_diagnosis import (
     with_all_parameters,
 )
 from mixfl.measure.quadratic_model import directions, quadratic_model
-from mixfl.measure.rate_probe import Probed, Run, clearly_best, decided, doubtful, probed
+from mixfl.measure.rate_probe import (
+    Probed,
+    Run,
+    clearly_best,
+    cut_short,
+    decided,
+    doubtful,
+    probed,
+)
 from mixfl.problem import Params, Problem
 from mixfl.settings import SENT_EXACTLY, Settings
 from mixfl.theory.advice import Choice, central_batch, changes, choose, names
@@ -77,6 +85,7 @@ class Diagnosis(NamedTuple):
     seconds: float
     private: Figures | None = None
     tried: Mapping[str, float] = MappingProxyType({})  # losses in probes, if those decided
+    cut_short: bool = False  # the time ran out while losses in the probe were still falling
 
     @property
     def g2(self) -> float:
@@ -160,6 +169,7 @@ def diagnose(
         batch=recommended_batch(chosen.algorithm, setup, figures),
         probe=probe.rates,
         tried=tried,
+        cut_short=private is None and not tried and cut_short(probe, choice.chosen.rounds),
         changes=list(changes(model, setup, target, horizon, chosen.algorithm))
         if choice.reached and private is None and not tried
         else [],

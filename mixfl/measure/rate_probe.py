@@ -160,6 +160,11 @@ def doubtful(probe: Probed, predicted: float) -> bool:
     return probe.falling and probe.rounds >= 2 * predicted
 
 
+def cut_short(probe: Probed, predicted: float) -> bool:
+    """Whether a longer probe might have contradicted the prediction, or this one does."""
+    return probe.falling and (probe.rounds < LONGEST or doubtful(probe, predicted))
+
+
 def clearly_best(probes: Mapping[str, Probed], chosen: str, first: float) -> str:
     """The chosen algorithm, or the best one if that is clearly better."""
     curves = {name: probe.curves[probe.best] for name, probe in probes.items()}

@@ -87,6 +87,7 @@ class Verdict:
             "upload_bytes": self.bytes[1],
             "probe": [{"client_lr": eta, "loss": loss} for eta, loss in d.probe],
             "loss_in_probes": dict(d.tried),
+            "cut_short": d.cut_short,
             "changes": [{"if": what, "then": a} for what, a in d.changes],
             "splits": [split._asdict() for split in d.splits],
             "curve": [{"round": t, "g2": g, "b2": b} for t, g, b in d.curve],
@@ -157,12 +158,22 @@ class Verdict:
                 "on the problem itself, the loss was still falling long after that: so the "
                 f"algorithms were compared by probes instead, and have a loss of {losses}"
             )
+        if d.cut_short:
+            lines.append(
+                "the loss in the probe was still falling when the time ran out: so the choice of "
+                "the algorithm rests on the model alone. Give more time, such as --budget "
+                f"{self.longer()}"
+            )
         equal = ", ".join(f"{NAMES[a]} {_count(n)}" for a, n in d.equal)
         lines.append(f"at the same effective step: {equal}")
         lines.append(f"dissimilarity of the terms: max G~^2 {d.g2:.3g}, max B~^2 {d.b2:.3g} "
                      f"({self.about_dissimilarity()})")  # fmt: skip
         lines.append(self.about_noise())
         return lines
+
+    def longer(self) -> int:
+        """A budget of whole minutes, three times as long."""
+        return 60 * math.ceil(self.diagnosis.seconds / 20)
 
     def about_dissimilarity(self) -> str:
         # PT's fixed point is off by about the effective step times the terms' dissimilarity.

@@ -453,9 +453,12 @@ def test_the_central_batch_is_the_rubrics_where_variances_are_alike():
 
 
 def test_the_probe_overrules_only_clearly():
-    assert decided(0.1, [(0.05, 1.02), (0.1, 1.01), (0.2, 1.0)], first=5.0) == 0.1
-    assert decided(0.1, [(0.05, 1.0), (0.1, 3.0), (0.2, math.inf)], first=5.0) == 0.05
-    assert decided(0.1, [(0.1, 3.0), (0.2, 1.1), (0.4, 1.0)], first=5.0) == 0.2
+    def of(losses):
+        return decided(0.1, {eta: np.full(10, loss) for eta, loss in losses.items()}, first=5.0)
+
+    assert of({0.05: 1.02, 0.1: 1.01, 0.2: 1.0}) == 0.1
+    assert of({0.05: 1.0, 0.1: 3.0, 0.2: math.inf}) == 0.05
+    assert of({0.1: 3.0, 0.2: 1.1, 0.4: 1.0}) == 0.2
 
 
 def test_matrices_made_positive():
@@ -568,7 +571,7 @@ def test_diagnose_on_the_command_line(file, tmp_path):
     assert "http" not in page.replace("http-equiv", "")
 
 
-def test_the_verdict_says_when_probes_decided(file):
+def test_the_verdict_says_when_probes_decided_or_were_cut_short(file):
     verdict = Verdict(file, None, None, {}, 0.1, 1, None, lambda *_: None)
     before = "\n".join(verdict.lines())
     assert "compared by probes" not in before
@@ -580,6 +583,12 @@ def test_the_verdict_says_when_probes_decided(file):
     assert "Parallel Training 0.5, 2-way Gradient Transfer 0.25" in after
     assert "not predicted" in after
     assert verdict.as_json()["loss_in_probes"] == found
+    for cut_short in (False, True):
+        verdict.diagnosis = verdict.diagnosis._replace(cut_short=cut_short, seconds=61.0)
+        said = "\n".join(verdict.lines())
+        assert ("when the time ran out" in said) == cut_short
+        assert ("such as --budget 240" in said) == cut_short
+        assert verdict.as_json()["cut_short"] is cut_short
 
 
 def test_diagnose_says_what_is_wrong(file, tmp_path):

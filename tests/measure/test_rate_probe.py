@@ -17,6 +17,7 @@ from mixfl.measure.rate_probe import (
     Probed,
     as_good,
     clearly_best,
+    cut_short,
     decided,
     doubtful,
     falling,
@@ -113,6 +114,14 @@ def test_a_prediction_is_in_doubt_if_losses_fall_long_after_it():
     assert not doubtful(probe, predicted=21)
     assert not doubtful(probe._replace(falling=False), predicted=2)
     assert not doubtful(probe, predicted=math.inf)
+
+
+def test_a_probe_without_time_is_cut_short():
+    short = Probed({0.1: np.full(10, 0.5)}, rounds=10, falling=True)
+    assert cut_short(short, predicted=30)
+    assert not cut_short(short._replace(falling=False), predicted=30)
+    assert not cut_short(short._replace(rounds=LONGEST), predicted=30)
+    assert cut_short(short._replace(rounds=LONGEST), predicted=3)  # and no time to compare
 
 
 def flat(loss):
