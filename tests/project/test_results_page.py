@@ -32,7 +32,7 @@ def test_a_page_has_what_the_verdicts_say(page, files, options):
 
 
 @pytest.mark.system
-@pytest.mark.parametrize("name", ["synthetic", "real_paper"])
+@pytest.mark.parametrize("name", ["synthetic", "real", "real_paper"])
 def test_verdicts_follow_from_the_archived_runs(name, tmp_path):
     """All but those that need no runs."""
     archive = RESULTS / "runs" / f"{name}.jsonl.xz"
