@@ -157,7 +157,8 @@ def diagnose(
     divided = splits(problem, s, column, x1, clock)
     return Diagnosis(
         algorithm=chosen.algorithm,
-        eta=decided(chosen.eta, allowed, first),
+        # Where the model is in doubt, so is its learning rate.
+        eta=probe.best if tried else decided(chosen.eta, allowed, first),
         predicted_eta=chosen.eta,
         choice=choice,
         equal=[(a, rounds_to(model, a, setup, chosen.eta, target, horizon)) for a in names(model)],

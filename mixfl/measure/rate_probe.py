@@ -126,21 +126,26 @@ def probed(
     def diverged() -> bool:
         return math.isinf(min(losses().values()))
 
-    for i in clock.repeat("probe of the learning rate", RATES, 1.0, 3):
-        add(factor)
-        if i < 2:
-            factor = (0.5, 2.0)[i]
-            continue
+    def lengthen() -> None:
+        nonlocal rounds
         while rounds < longest and clock.left(0.7) and falling(runs[best()].losses, first):
             rounds *= 2
             for run in runs.values():
                 if math.isfinite(run.loss):
                     run.go_on(rounds)
+
+    for i in clock.repeat("probe of the learning rate", RATES, 1.0, 3):
+        add(factor)
+        if i < 2:
+            factor = (0.5, 2.0)[i]
+            continue
+        lengthen()
         if not outer(losses()):
             break
         factor = max(runs) * 2 if outer(losses()) > 0 else min(runs) / 2
     while diverged() and len(runs) < DIVERGED:
         add(min(runs) / 2)
+        lengthen()
     if diverged():
         raise MixflError(
             f"in the probe, all learning rates from {eta * min(runs):.3g} to {eta * max(runs):.3g} "

@@ -177,6 +177,19 @@ def test_rates_go_down_as_long_as_all_diverge():
     assert max(finite) <= 0.001 * 2**0.5
 
 
+def test_a_rate_that_diverges_late_is_found_out():
+    """Also if all the first ones diverged at once."""
+
+    def loss(eta, t):
+        late = eta > 0.02 and t > 15
+        return math.inf if eta > 0.05 or late else 1 - 0.002 * t * (1 + 10 * eta)
+
+    found, lengths = probe(loss, 1.0)
+    assert LONGEST in lengths
+    best = min(found, key=lambda pair: pair[1])[0]
+    assert 0.01 <= best <= 0.02
+
+
 def test_no_rate_that_diverges_is_recommended():
     """Not even if the only others are longer, and noise speaks against them."""
     assert decided(0.1, {0.1: flat(math.inf), 0.2: falls(1.0)}, 1.0) == 0.2
