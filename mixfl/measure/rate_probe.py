@@ -21,6 +21,7 @@ RATES = 6  # at most, a factor of 2 apart
 DIVERGED = 18  # at most, as long as all of them diverge
 CLEARLY = 0.05  # share of the gain in loss that makes a run clearly better
 SOONER = 1.15  # and the factor in rounds, while losses fall
+FASTER = 1.05  # that factor for another algorithm: all of them were probed as long
 
 
 class Run:
@@ -69,11 +70,11 @@ def slower(losses: np.ndarray, best: np.ndarray) -> float:
     return (len(best) - n + middle) / (below[0] + middle) if len(below) else 1.0
 
 
-def as_good(losses: np.ndarray, best: np.ndarray, first: float) -> bool:
+def as_good(losses: np.ndarray, best: np.ndarray, first: float, sooner: float = SOONER) -> bool:
     """Whether a run is about as good as the best one. While that one's loss falls, by rounds: where
     losses flatten out, a little loss is many rounds."""
     if falling(best, first):
-        return slower(losses, best) <= SOONER
+        return slower(losses, best) <= sooner
     return late(losses) <= late(best) + CLEARLY * (first - late(best))
 
 
@@ -174,7 +175,7 @@ def clearly_best(probes: Mapping[str, Probed], chosen: str, first: float) -> str
     """The chosen algorithm, or the best one if that is clearly better."""
     curves = {name: probe.curves[probe.best] for name, probe in probes.items()}
     best = best_of(curves)
-    return chosen if as_good(curves[chosen], curves[best], first) else best
+    return chosen if as_good(curves[chosen], curves[best], first, FASTER) else best
 
 
 def decided(eta: float, curves: Mapping[float, np.ndarray], first: float) -> float:

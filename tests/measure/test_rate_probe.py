@@ -166,8 +166,8 @@ def test_another_algorithm_must_be_clearly_better():
     assert best(flat(0.52), flat(0.5)) == "pt"
     assert best(flat(0.53), flat(0.5)) == "2wgt"
     assert best(flat(0.4), flat(0.5)) == "pt"
-    assert best(falls(1.0), falls(1.1)) == "pt"
-    assert best(falls(1.0), falls(1.4)) == "2wgt"
+    assert best(falls(1.0), falls(1.02)) == "pt"
+    assert best(falls(1.0), falls(1.12)) == "2wgt"
 
 
 def test_rates_go_down_as_long_as_all_diverge():
