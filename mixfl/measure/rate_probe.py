@@ -59,15 +59,23 @@ def falling(losses: np.ndarray, first: float) -> bool:
 
 
 def slower(losses: np.ndarray, best: np.ndarray) -> float:
-    """How many times as many rounds a run takes as the best one: all of its rounds, over those in
-    which the best one gets to the loss at which it ends. By means over a quarter of the rounds."""
-    n = max(len(best) // 4, 1)
-    end = float(np.mean(losses[-n:]))
-    below = np.flatnonzero(np.convolve(best, np.ones(n) / n, "valid") <= end)
-    if not math.isfinite(end):
+    """How many times as many rounds a run takes as the best one: to its late loss, or to where it
+    ends, whichever is more."""
+    n = max(len(losses) // 4, 1)
+    middle, end = late(losses), float(np.mean(losses[-n:]))
+    if not (math.isfinite(middle) and math.isfinite(end)):
         return math.inf
-    middle = (n + 1) / 2  # of the first mean
-    return (len(best) - n + middle) / (below[0] + middle) if len(below) else 1.0
+    last = len(losses) - (n - 1) / 2
+    took = [(rounds_until(losses, middle), middle), (last, end)]
+    return max(r / min(rounds_until(best, level), r) for r, level in took)
+
+
+def rounds_until(losses: np.ndarray, level: float) -> float:
+    """The round in the middle of the first quarter of the run, wherever it begins, whose mean loss
+    is at most `level`; inf if there is none."""
+    n = max(len(losses) // 4, 1)
+    below = np.flatnonzero(np.convolve(losses, np.ones(n) / n, "valid") <= level)
+    return below[0] + (n + 1) / 2 if len(below) else math.inf
 
 
 def as_good(losses: np.ndarray, best: np.ndarray, first: float, sooner: float = SOONER) -> bool:
