@@ -316,7 +316,7 @@ def compared(
             with contextlib.suppress(MixflError):  # it diverges
                 probes[p.algorithm] = probed(begin(p.algorithm), eta, first, clock, n, n)
     losses = {a: min(loss for _, loss in found.rates) for a, found in probes.items()}
-    name = clearly_best(probes, choice.chosen.algorithm, first)
+    name = clearly_best(probes, choice.chosen.algorithm)
     return next(p for p in choice.all if p.algorithm == name), probes[name], losses
 
 

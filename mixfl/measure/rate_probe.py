@@ -82,7 +82,7 @@ def as_good(losses: np.ndarray, best: np.ndarray, first: float, sooner: float = 
     """Whether a run is about as good as the best one. While that one's loss falls, by rounds: where
     losses flatten out, a little loss is many rounds."""
     if falling(best, first):
-        return slower(losses, best) <= sooner
+        return slower(losses, best) <= SOONER
     return late(losses) <= late(best) + CLEARLY * (first - late(best))
 
 
@@ -179,11 +179,11 @@ def cut_short(probe: Probed, predicted: float) -> bool:
     return probe.falling and (probe.rounds < LONGEST or doubtful(probe, predicted))
 
 
-def clearly_best(probes: Mapping[str, Probed], chosen: str, first: float) -> str:
-    """The chosen algorithm, or the best one if that is clearly better."""
+def clearly_best(probes: Mapping[str, Probed], chosen: str) -> str:
+    """The chosen algorithm, whose loss is still falling, or the best one if that is faster."""
     curves = {name: probe.curves[probe.best] for name, probe in probes.items()}
     best = best_of(curves)
-    return chosen if as_good(curves[chosen], curves[best], first, FASTER) else best
+    return best if slower(curves[chosen], curves[best]) > FASTER else chosen
 
 
 def decided(eta: float, curves: Mapping[float, np.ndarray], first: float) -> float:

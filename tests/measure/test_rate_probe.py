@@ -161,11 +161,11 @@ def test_another_algorithm_must_be_clearly_better():
     def best(pt, two_way):
         probes = {"pt": pt, "2wgt": two_way}
         made = {a: Probed({0.1: p, 0.2: flat(9.0)}, 40, False) for a, p in probes.items()}
-        return clearly_best(made, "pt", first=1.0)
+        return clearly_best(made, "pt")
 
-    assert best(flat(0.52), flat(0.5)) == "pt"
-    assert best(flat(0.53), flat(0.5)) == "2wgt"
-    assert best(flat(0.4), flat(0.5)) == "pt"
+    assert best(falls(1.2), falls(1.0)) == "pt"
+    # The better one has come down long before.
+    assert best(falls(1.0), np.maximum(falls(4.0), falls(1.0)[-1] - 0.01)) == "2wgt"
     assert best(falls(1.0), falls(1.02)) == "pt"
     assert best(falls(1.0), falls(1.12)) == "2wgt"
 
