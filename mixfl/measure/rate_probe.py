@@ -19,9 +19,8 @@ ROUNDS, LONGEST = 10, 40  # of a probe: at first, and if losses are still fallin
 FALLING = 0.1  # share of the gain in the second half that counts as still falling
 RATES = 6  # at most, a factor of 2 apart
 DIVERGED = 18  # at most, as long as all of them diverge
-CLEARLY = 0.05  # share of the gain in loss that makes a run clearly better
-SOONER = 1.15  # and the factor in rounds, while losses fall
-FASTER = 1.05  # that factor for another algorithm: all of them were probed as long
+CLEARLY = 0.05  # share of the gain in loss that makes a learning rate clearly better
+FASTER = 1.05  # factor in rounds that makes an algorithm clearly better
 
 
 class Run:
@@ -76,14 +75,6 @@ def rounds_until(losses: np.ndarray, level: float) -> float:
     n = max(len(losses) // 4, 1)
     below = np.flatnonzero(np.convolve(losses, np.ones(n) / n, "valid") <= level)
     return below[0] + (n + 1) / 2 if len(below) else math.inf
-
-
-def as_good(losses: np.ndarray, best: np.ndarray, first: float, sooner: float = SOONER) -> bool:
-    """Whether a run is about as good as the best one. While that one's loss falls, by rounds: where
-    losses flatten out, a little loss is many rounds."""
-    if falling(best, first):
-        return slower(losses, best) <= SOONER
-    return late(losses) <= late(best) + CLEARLY * (first - late(best))
 
 
 class Probed(NamedTuple):
@@ -180,7 +171,8 @@ def cut_short(probe: Probed, predicted: float) -> bool:
 
 
 def clearly_best(probes: Mapping[str, Probed], chosen: str) -> str:
-    """The chosen algorithm, whose loss is still falling, or the best one if that is faster."""
+    """The chosen algorithm, whose loss is still falling, or the best one if that is faster. By
+    rounds: where losses flatten out, a little loss is many of them."""
     curves = {name: probe.curves[probe.best] for name, probe in probes.items()}
     best = best_of(curves)
     return best if slower(curves[chosen], curves[best]) > FASTER else chosen
@@ -189,8 +181,9 @@ def clearly_best(probes: Mapping[str, Probed], chosen: str) -> str:
 def decided(eta: float, curves: Mapping[float, np.ndarray], first: float) -> float:
     """The predicted learning rate, or the nearest one that is clearly better in the probe. Only
     clearly, because a few rounds favor steps that are too long or too short for the end."""
-    best = curves[best_of(curves)]
-    good = [e for e, losses in curves.items() if as_good(losses, best, first)]
+    least = late(curves[best_of(curves)])
+    most = least + CLEARLY * (first - least)
+    good = [e for e, losses in curves.items() if late(losses) <= most]
     return min(good, key=lambda e: abs(math.log(e / eta)))
 
 

@@ -13,9 +13,7 @@ from mixfl.measure.rate_probe import (
     LONGEST,
     RATES,
     ROUNDS,
-    SOONER,
     Probed,
-    as_good,
     clearly_best,
     cut_short,
     decided,
@@ -132,17 +130,9 @@ def falls(speed):
     return np.exp(-0.02 * speed * np.arange(1, 41))
 
 
-def test_a_run_that_has_come_down_is_judged_by_its_loss():
-    assert as_good(flat(0.52), flat(0.5), first=1.0)
-    assert not as_good(flat(0.53), flat(0.5), first=1.0)
-    assert not as_good(flat(math.inf), flat(0.5), first=1.0)
-
-
-@pytest.mark.parametrize("speed", [1.05, 1.3, 1.6])
-def test_a_run_that_falls_is_judged_by_its_rounds(speed):
-    found = slower(falls(1.0), falls(speed))
-    assert found == pytest.approx(speed, rel=0.06)
-    assert as_good(falls(1.0), falls(speed), first=1.0) == (speed < SOONER)
+@pytest.mark.parametrize("speed", [1.02, 1.3, 1.6])
+def test_runs_are_compared_by_rounds(speed):
+    assert slower(falls(1.0), falls(speed)) == pytest.approx(speed, rel=0.06)
     assert slower(falls(speed), falls(speed)) == 1
     assert slower(flat(math.nan), falls(speed)) == math.inf
 
@@ -151,10 +141,7 @@ def test_a_little_loss_may_be_many_rounds():
     """On a long tail, 4 % of the gain in loss are a quarter of the rounds."""
     fast, slow = ((1 + s * np.arange(1, 41)) ** -0.3 for s in (1.4, 1.0))
     assert 0 < slow[-1] - fast[-1] < CLEARLY * (1 - fast[-1])
-    assert falling(fast, 1.0)
-    assert not as_good(slow, fast, 1.0)
-    assert decided(0.1, {0.1: slow, 0.2: fast}, 1.0) == 0.2
-    assert decided(0.1, {0.1: fast, 0.2: slow}, 1.0) == 0.1
+    assert slower(slow, fast) > 1.25
 
 
 def test_another_algorithm_must_be_clearly_better():
