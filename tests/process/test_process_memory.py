@@ -95,3 +95,44 @@ def test_it_is_returned_once_for_each_program(monkeypatch):
         *_, last = simulator.rounds(simulator.init(), 0, 3)
         list(simulator.rounds(last.state, 3, 4))
         assert len(calls) == 2 * programs  # before it is compiled, and after
+
+
+ARENAS = """
+import ctypes, threading
+from mixfl.process.memory import keep_freed_memory, separate_threads
+
+libc = ctypes.CDLL(None)
+libc.open_memstream.restype = ctypes.c_void_p
+libc.malloc_info.argtypes, libc.fclose.argtypes = [ctypes.c_int, ctypes.c_void_p], [ctypes.c_void_p]
+
+def arenas():
+    text, size = ctypes.c_char_p(), ctypes.c_size_t()
+    file = libc.open_memstream(ctypes.byref(text), ctypes.byref(size))
+    libc.malloc_info(0, file)
+    libc.fclose(file)
+    return text.value.count(b"<heap nr=")
+
+assert not separate_threads()  # nothing is kept yet
+assert keep_freed_memory()
+if SEPARATE:
+    import mixfl.pytorch
+both = threading.Barrier(2)
+threads = [threading.Thread(target=lambda: (bytearray(10_000), both.wait())) for _ in range(2)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+print(arenas())
+"""
+
+
+@pytest.mark.system
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's heap")
+@pytest.mark.parametrize("separate", [False, True])
+def test_where_pytorch_is_used_threads_have_heaps_of_their_own(separate):
+    if separate:
+        pytest.importorskip("torch")
+    code = ARENAS.replace("SEPARATE", str(separate))
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    assert int(ended.stdout) > 1 if separate else int(ended.stdout) == 1
