@@ -23,7 +23,8 @@ from mixfl.pytorch.step import step_of
 from mixfl.pytorch.trial import Verdict, failed, tried
 from mixfl.randomness import trial_batch
 
-EXAMPLES = 3  # in a trial; unlike most sizes in a model
+EXAMPLES = 3  # in a batch of a trial; unlike most sizes in a model
+BATCHES = 3  # in a trial: from all of the term's examples
 
 
 class Loss(callbacks.InPyTorch):
@@ -127,18 +128,21 @@ class Loss(callbacks.InPyTorch):
                     self.verdicts[kind] = aside.submit(tried, self, examples).result()
             return self.verdicts[kind]
 
-    def _examples(self, kind, batch) -> tuple | None:
-        """A few, of the kind that the loss is called with; None if none are known."""
+    def _examples(self, kind, batch) -> list[tuple] | None:
+        """A few batches, of the kind that the loss is called with; None if none are known."""
         if not batch:
-            return ()
+            return [()]
         if self.term is not None and getattr(self.term, "here", True) and self.term.examples:
             examples = self.term.examples
-            few = (trial_batch(self.term, np.arange(EXAMPLES) % len(examples)),)
-            if _kind(few) == kind:
+            first = np.arange(EXAMPLES) % len(examples)
+            spread = np.linspace(0, len(examples) - 1, EXAMPLES * BATCHES).astype(int)
+            rows = [first, *(spread[i::BATCHES] for i in range(1, BATCHES))]
+            few = [(trial_batch(self.term, each),) for each in rows]
+            if _kind(few[0]) == kind:
                 return few
         if any(isinstance(a, jax.core.Tracer) for a in jax.tree.leaves(batch)):
             return None
-        return jax.tree.map(lambda a: np.asarray(a)[:EXAMPLES], batch)
+        return [jax.tree.map(lambda a: np.asarray(a)[:EXAMPLES], batch)]
 
 
 class NativeLoss(Loss):

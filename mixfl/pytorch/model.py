@@ -50,6 +50,11 @@ class Model:
                     f"the parameter {name} is of type {p.dtype}: what is trained must be float32 "
                     "(module.float(), or requires_grad=False)."
                 )
+            if p._backward_hooks or p._post_accumulate_grad_hooks:
+                raise MixflError(
+                    f"the parameter {name} has a hook on its gradient, which is not called. To "
+                    "shorten gradients, set grad_clip; otherwise change them in the loss."
+                )
         self.shapes = {
             n: jax.ShapeDtypeStruct(tuple(p.shape), to_numpy(p).dtype) for n, p in _trained(module)
         }

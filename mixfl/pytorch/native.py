@@ -33,7 +33,7 @@ class Work:
     ):  # fmt: skip
         self.model, self.function = model, function
         self.names, self.columns = names, columns
-        self.parts = parts  # of a batch, if there is only one client, or the server
+        self.parts = parts  # clients at once; or of a batch, if there is one client, or the server
 
     def __call__(self, given: Sequence[jax.Array], batched: Sequence[bool]) -> jax.Array:
         begin = len(given) - len(self.columns) - 1
@@ -49,7 +49,7 @@ class Work:
             self.one(found[i], own[:begin], *own[begin:])
 
         if clients:
-            in_threads(of_client, clients[0])
+            in_threads(of_client, clients[0], self.parts)
         else:
             self.alone(found, every[:begin], *every[begin:])
         # By NumPy: an array from `from_dlpack` is bound to its device, and programs that had others
@@ -139,16 +139,18 @@ class Steps(Work):
                     torch._foreach_add_([*parameters], aug, alpha=rate)
 
 
-def in_threads(function: Callable[[int], Any], count: int) -> list[Any]:
-    """function(0), ..., function(count - 1), with the cores divided among them."""
-    before, each = torch.get_num_threads(), max(1, (os.cpu_count() or 1) // count)
+def in_threads(function: Callable[[int], Any], count: int, most: int | None = None) -> list[Any]:
+    """function(0), ..., function(count - 1), at most so many at once, with the cores divided among
+    these."""
+    at_once = min(count, most or count)
+    before, each = torch.get_num_threads(), max(1, (os.cpu_count() or 1) // at_once)
 
     def alone(i: int) -> Any:
         torch.set_num_threads(each)  # of this thread
         return function(i)
 
     try:
-        return list(_threads(count).map(alone, range(count)))
+        return list(_threads(at_once).map(alone, range(count)))
     finally:
         torch.set_num_threads(before)  # some libraries have one number for all threads
 

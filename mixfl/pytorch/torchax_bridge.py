@@ -19,7 +19,7 @@ import torch
 from torch._ops import OpOverloadPacket
 from torch.utils import _pytree
 
-from mixfl.pytorch import recurrent
+from mixfl.pytorch import derivatives, recurrent
 
 KEPT_AWAY = "__dynamo_disable"  # where PyTorch's `_disable_dynamo` puts what it made of a function
 
@@ -95,7 +95,9 @@ def environment() -> Any:
                 own = any(isinstance(i, Tensor | View) for i in _pytree.tree_leaves(index))
                 return (Tensor(constant(t), self) if own else t), index
 
-        return WithConstants()
+        env = WithConstants()
+        derivatives.register(env)
+        return env
 
 
 def constant(t: torch.Tensor) -> jax.Array:

@@ -1,9 +1,10 @@
 """A trial of a loss on a few examples: is it pure, and is it the same when torchax compiles it?
 
-The trial takes place at a model with noise, because zeros would hide mistakes.
+The trial takes place at three models (`models`), each with examples of its own if there are enough.
 """
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -14,11 +15,13 @@ import torch
 from mixfl.engine.dispatch import QUICK
 from mixfl.errors import MixflError
 from mixfl.pytorch.norms import BATCH_NORMS
+from mixfl.pytorch.own_derivatives import own_derivatives
 from mixfl.pytorch.tensors import to_numpy
 from mixfl.randomness import KEYS
 
 TOLERANCE = 1e-4  # of the largest number of a gradient
 ROUNDING = 1e-6  # of the largest number of all gradients
+LARGE = 300.0  # times the first model
 DEPENDS = (
     "what it returns depends on the data in a way that is not known when the program is compiled "
     "(.item(), an `if` on a tensor, x[mask])"
@@ -38,12 +41,22 @@ class Verdict(NamedTuple):
     refused: str = ""  # why it can't be used
 
 
-def tried(loss, batch: tuple) -> Verdict:
-    """`batch` is empty for a regularizer."""
-    model = loss.model
+class Point(NamedTuple):
+    """A model and a batch, and what PyTorch computes there."""
+
+    params: dict[str, np.ndarray]
+    batch: tuple
+    losses: np.ndarray
+    slopes: dict[str, np.ndarray]
+    exact: bool = True  # else, only finite where PyTorch's are
+
+
+def tried(loss, batches: Sequence[tuple]) -> Verdict:
+    """All of one shape. A batch is empty for a regularizer."""
+    model, batch = loss.model, batches[0]
     module = model.fresh()
-    params = nudged({n: to_numpy(p) for n, p in module.named_parameters() if n in model.names})
-    model.fill(module, params)
+    first = {n: to_numpy(p).copy() for n, p in module.named_parameters() if n in model.names}
+    model.fill(module, nudged(first))
     _check_tables(loss, module)
     refused = _impure(loss, module, batch)
     if refused:
@@ -54,11 +67,36 @@ def tried(loss, batch: tuple) -> Verdict:
         module.eval()  # what PyTorch and JAX draw can't be compared
         if _draws(loss, module, batch):
             return Verdict(note=STILL_DRAWS)
-    losses = loss.at(module, *batch)
-    weights = np.random.default_rng(1).normal(size=losses.shape).astype(np.float32)
-    slopes = loss._slopes(module, params, losses, torch.from_numpy(np.asarray(weights)))
-    expected = to_numpy(losses.float()), {n: to_numpy(g) for n, g in slopes.items()}
-    return _compared(loss, params, weights, batch, expected)
+    if own := own_derivatives(module, lambda: loss.at(module, *batch)):
+        return Verdict(note=own)
+    rows = loss.at(module, *batch).shape
+    weights = np.asarray(np.random.default_rng(1).normal(size=rows), np.float32)
+    points = _points(loss, module, first, weights, batches)
+    here = next(points)  # what PyTorch itself can't compute is the user's mistake
+    return _compared(loss, weights, itertools.chain([here], points))
+
+
+def _points(loss, module, first, weights, batches) -> Iterator[Point]:
+    for i, (params, exact) in enumerate(models(first)):
+        batch = batches[i % len(batches)]
+        try:
+            losses = loss.at(loss.model.fill(module, params), *batch)
+            slopes = loss._slopes(module, params, losses, torch.from_numpy(weights))
+        except Exception:
+            if i == 0:
+                raise
+            continue  # PyTorch itself can't compute it there
+        found = {n: to_numpy(g) for n, g in slopes.items()}
+        yield Point(params, batch, to_numpy(losses.float()), found, exact)
+
+
+def models(first: dict[str, np.ndarray]) -> Iterator[tuple[dict[str, np.ndarray], bool]]:
+    """Where a loss is compared, and whether numbers must be equal. With noise, because zeros would
+    hide mistakes; the first model, whose zeros are where functions bend; and a large one, where
+    functions end: its numbers are too rounded to be compared, but should be finite."""
+    yield nudged(first), True
+    yield first, True
+    yield {name: np.asarray(LARGE * a, a.dtype) for name, a in nudged(first).items()}, False
 
 
 def nudged(params: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -166,7 +204,7 @@ def _check_result(name: str, losses: Any, batch: tuple) -> None:
         raise MixflError(f"{name} does not depend on any parameter that is trained.")
 
 
-def _compared(loss, params, weights, batch, expected) -> Verdict:
+def _compared(loss, weights: np.ndarray, points: Iterable[Point]) -> Verdict:
     """Compiled, if that gives what PyTorch gave."""
     try:
         from mixfl.pytorch.compiled import compiled
@@ -181,16 +219,30 @@ def _compared(loss, params, weights, batch, expected) -> Verdict:
             return losses, back(jnp.asarray(weights))[0]
 
         options = QUICK if jax.default_backend() == "cpu" else None
-        found = jax.jit(both, compiler_options=options)(params, frozen, *batch)
-        if keyed:
-            jax.eval_shape(function, params, frozen, *batch)  # can it be compiled with its draws?
+        program = jax.jit(both, compiler_options=options)
+        for point in points:
+            if wrong := _differs(point, *program(point.params, frozen, *point.batch)):
+                return Verdict(note=f"compiled by torchax, its values or gradients are {wrong}")
+            if keyed:
+                jax.eval_shape(function, point.params, frozen, *point.batch)  # with its draws
     except Exception as error:
         return failed(error)
-    slopes = ([g[n] for n in params] for g in (found[1], expected[1]))
-    off = max(_off([found[0]], [expected[0]]), _off(*slopes))
-    if not off <= TOLERANCE:
-        return Verdict(note=f"compiled by torchax, its values or gradients are off by {off:.0e}")
     return Verdict(function)
+
+
+def _differs(point: Point, losses, slopes) -> str:
+    """How what was compiled differs from PyTorch; empty if it does not."""
+    found, expected = [slopes[n] for n in point.slopes], [*point.slopes.values()]
+    if not point.exact:
+        finite = _finite([point.losses, *expected])
+        missed = finite and not _finite([losses, *found])
+        return "not finite for large parameters, where PyTorch's are" if missed else ""
+    off = max(_off([losses], [point.losses]), _off(found, expected))
+    return "" if off <= TOLERANCE else f"off by {off:.0e}"
+
+
+def _finite(arrays: list) -> bool:
+    return all(np.isfinite(a).all() for a in arrays)
 
 
 def _off(found: list, expected: list[np.ndarray]) -> float:

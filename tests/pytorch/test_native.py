@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import threading
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +15,7 @@ import mixfl
 from mixfl import pytorch
 from mixfl.algorithms import ALGORITHMS
 from mixfl.engine import Simulator, loops, native, processes
+from mixfl.engine.auto import native_group
 from mixfl.engine.host_calls import host_call
 from mixfl.pytorch import native as by_torch
 from mixfl.settings import Settings
@@ -114,7 +116,7 @@ def test_what_can_not_be_compiled_takes_this_way():
 @pytest.mark.parametrize(
     ("more", "kind"), [({}, by_torch.Steps), ({"client_opt": "adam"}, by_torch.Gradients)]
 )
-def test_plain_steps_of_clients_are_one_call(more, kind, monkeypatch):
+def test_plain_steps_of_all_clients_of_a_size_are_one_call(more, kind, monkeypatch):
     calls = []
 
     def counted(work, given, batched):
@@ -123,10 +125,37 @@ def test_plain_steps_of_clients_are_one_call(more, kind, monkeypatch):
 
     called = by_torch.Work.__call__
     monkeypatch.setattr(by_torch.Work, "__call__", counted)
-    trained(PROBLEM, "fedavg", dataclasses.replace(S, rounds=1, **more))
+    trained(PROBLEM, "fedavg", dataclasses.replace(S, rounds=1, clip="off", **more))
     assert set(calls) == {kind}
-    sizes = -(-S.cohort_size // S.devices)
-    assert len(calls) <= 2 * sizes if kind is by_torch.Steps else len(calls) > 2 * sizes
+    sizes = 2
+    assert len(calls) == sizes if kind is by_torch.Steps else len(calls) > sizes
+
+
+@pytest.mark.parametrize(
+    ("numbers", "clients", "group"),
+    [(272_000, 10, 10), (272_000, 62, 2), (1_000_000, 12, 6), (30_000_000, 12, 2)],
+)
+def test_a_group_has_as_many_clients_as_memory_allows_and_one_for_each_thread(
+    numbers, clients, group
+):
+    x = {"w": jax.ShapeDtypeStruct((numbers,), np.float32)}
+    assert native_group(2, clients, x) == group
+
+
+def test_so_many_at_once():
+    """Two threads meet in each pair of calls, and the others wait for a thread."""
+    both, busy, most = threading.Barrier(2), [], []
+
+    def one(i):
+        busy.append(i)
+        both.wait(60)
+        most.append(len(busy))
+        both.wait(60)
+        busy.remove(i)
+        return 2 * i
+
+    assert by_torch.in_threads(one, 6, 2) == [0, 2, 4, 6, 8, 10]
+    assert set(most) == {2}
 
 
 # The choice
