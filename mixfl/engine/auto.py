@@ -34,6 +34,7 @@ SMALL_MODEL = 2**14  # numbers that a client trains
 GROUPED_MODEL = 2**12  # below it, clients train in groups on a CPU, also without any form
 GROUP = 10  # clients of such a group
 AT_ONCE = 2**28  # numbers that clients train at once on an accelerator, 1 GB of float32
+NATIVE_GROUP = 2**23  # numbers that the clients of one call of PyTorch train
 
 
 def model_shapes(problem: Problem) -> Params | None:
@@ -151,7 +152,7 @@ def clients_at_once(platform: str, clients: int, x: Params, forms: Sequence[Form
     allows: it has far more arithmetic units than one client keeps busy."""
     if platform != "cpu":
         most = max(1, AT_ONCE // max(1, trained_numbers(x, forms)))
-    elif not trains_few_numbers(x, forms):
+    elif not trains_few_numbers(x, forms) or any(form.alone for form in forms):
         most = 1
     elif any(form.large_groups for form in forms):
         most = clients
@@ -159,7 +160,18 @@ def clients_at_once(platform: str, clients: int, x: Params, forms: Sequence[Form
         # Rows of tables are gathered, not multiplied.
         tables = any(isinstance(form, RowForm) for form in forms)
         most = GROUP if tables or trained_numbers(x, forms) <= GROUPED_MODEL else 1
-    return max(n for n in range(1, min(most, clients) + 1) if clients % n == 0)
+    return largest_divisor(clients, most)
+
+
+def native_group(threads: int, clients: int, x: Params) -> int:
+    """How many of so many clients one call of PyTorch trains, in so many threads: a divisor of
+    their number. A thread takes the next client of the call when it is done with one, so in large
+    groups no thread waits for long; but the group's models are in memory at once."""
+    return largest_divisor(clients, max(threads, NATIVE_GROUP // max(1, trained_numbers(x, ()))))
+
+
+def largest_divisor(number: int, most: int) -> int:
+    return max(n for n in range(1, min(most, number) + 1) if number % n == 0)
 
 
 def flops_per_number(term: Federated, x: Params, s: Settings) -> float:

@@ -132,14 +132,7 @@ def _while(eqn) -> Callable[[Sequence], list]:
     test, body = jax.jit(jaxpr_as_fun(p["cond_jaxpr"])), Pieces(p["body_jaxpr"])
     of_test, consts = p["cond_nconsts"], p["cond_nconsts"] + p["body_nconsts"]
 
-    @jax.jit
-    def where(active, new, old):
-        """Of several loops at once (vmap), those that have ended stay as they are."""
-
-        def one(new, old):
-            return jnp.where(active.reshape(active.shape + (1,) * (new.ndim - 1)), new, old)
-
-        return [one(*pair) for pair in zip(new, old, strict=True)]
+    where = jax.jit(still_active)
 
     def run(given):
         carry = list(given[consts:])
@@ -151,6 +144,15 @@ def _while(eqn) -> Callable[[Sequence], list]:
             carry = where(active, new, carry) if active.ndim else new
 
     return run
+
+
+def still_active(active, new: Sequence, old: Sequence) -> list:
+    """Of several loops at once (vmap), those that have ended stay as they are."""
+
+    def one(new, old):
+        return jnp.where(active.reshape(active.shape + (1,) * (new.ndim - active.ndim)), new, old)
+
+    return [one(*pair) for pair in zip(new, old, strict=True)]
 
 
 def _branches(eqn) -> Callable[[Sequence], list]:

@@ -22,6 +22,7 @@ import numpy as np
 from jax.extend.core import Jaxpr, jaxpr_as_fun
 
 from mixfl.algorithms.loops import LOOP
+from mixfl.engine.bounded import bounded
 from mixfl.engine.dispatch import Dispatched, is_loop
 from mixfl.forms.jaxpr import inner_names, jaxprs_in_params
 from mixfl.process.compilation_cache import programs_folder
@@ -87,6 +88,7 @@ def slow_in_loops(jaxpr: Jaxpr, devices: int) -> bool:
 
 def timed(eqn: Any) -> tuple[float, float]:
     """Seconds of two iterations of a loop: compiled, and on the host."""
+    eqn = bounded(eqn)
     p, given = eqn.params, [filled(v.aval.shape, v.aval.dtype) for v in eqn.invars]
     if eqn.primitive.name == "scan":
         fixed = p["num_consts"] + p["num_carry"]

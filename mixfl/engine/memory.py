@@ -23,7 +23,7 @@ from jax.extend.core import Literal
 
 from mixfl.algorithms.contract import Batches
 from mixfl.algorithms.steps import gradient, with_drift, written_out
-from mixfl.engine.auto import clients_at_once
+from mixfl.engine.auto import clients_at_once, native_group
 from mixfl.engine.simulator import Simulator
 from mixfl.frozen import frozen_arrays, with_arrays
 from mixfl.optimizers import make
@@ -97,7 +97,10 @@ def client(simulator: Simulator, devices: int, term: Term, broadcast: Any, feeds
     s, x = simulator.s.of(term).at(0), broadcast.x
     count, steps, _ = feeds.batches.mask.shape
     forms = simulator.forms.at(simulator.at(0)).sized(term.name, feeds.batches.mask.shape[1:])
-    at_once = clients_at_once(simulator.platform, count // devices, x, forms)
+    if simulator.loops == "pytorch":
+        at_once = -(-native_group(devices, count, x) // devices)
+    else:
+        at_once = clients_at_once(simulator.platform, count // devices, x, forms)
     opt = tree_bytes(jax.eval_shape(make(s.client_opt, s.client_lr).init, x))
     drift = tree_bytes(jax.eval_shape(lambda b: with_drift(s, b).drift, broadcast))
     one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[2:], a.dtype), feeds.batches)

@@ -56,7 +56,7 @@ def _key(new: Round) -> Hashable:
     steps = tuple((type(step), repr(vars(step))) for step in new.aggregation.steps)
     return (
         *settings, tuple(map(_apart, problem.populations)),
-        tuple(term.weight for term in problem.terms), forms, steps, new.at, new.at_once,
+        tuple(term.weight for term in problem.terms), forms, steps, new.at, new.threads,
         new.long is not None, new.host, new.may_be_empty, new.mesh, jax.process_count(),
         origin.make, captured(origin.make, *losses, *optimizers, *filter(callable, apart)),
     )  # fmt: skip

@@ -28,11 +28,17 @@ from mixfl.engine.auto import Forms
 from mixfl.engine.dispatch import Dispatched
 from mixfl.engine.summing import Population, Summed, finite
 from mixfl.errors import MixflError
+from mixfl.forms.products import most_layers
 from mixfl.forms.rewriting import with_fast_products
 from mixfl.problem import Problem
 from mixfl.settings import RATES, Settings
 
 AXIS = "clients"
+# Each convolution is computed in loops over blocks of a batch. XLA goes through all loops again and
+# again, as long as it finds something to move out of one or to leave out. With many it takes a
+# sixth of the time to compile a ResNet, and changes nothing that can be measured.
+MANY_LAYERS = 8
+SOONER = {"xla_disable_hlo_passes": "while-loop-invariant-code-motion,simplify-while-loops"}
 DRAWN, CLIENTS = P(None, None, AXIS), P(AXIS)  # the axis that is split over devices
 
 
@@ -81,8 +87,8 @@ class Round:
     `long`: `after_chunk` is called from the running program after each chunk of the batches drawn
     at the server. JAX's cache on disk does not keep such a program.
 
-    `host`: the loops run on the host (dispatch.py). `native`: so do the losses, for as many clients
-    at once as there are devices. `may_be_empty`: a cohort may have no clients.
+    `host`: the loops run on the host (dispatch.py). `native`: PyTorch computes the gradients, in
+    as many threads as there are devices. `may_be_empty`: a cohort may have no clients.
     """
 
     def __init__(
@@ -92,7 +98,7 @@ class Round:
         native: bool = False,
     ):  # fmt: skip
         self.may_be_empty = may_be_empty
-        self.at_once = devices if native else None
+        self.threads = devices if native else None
         self.algorithm, self.problem, self.settings = algorithm, problem, s
         self.aggregation, self.forms, self.platform = aggregation, forms, platform
         self.download = Download(s)
@@ -114,7 +120,7 @@ class Round:
         self.finish = self._jit(self._finish, (None, DRAWN, None, None, None, None, None), donate=0)
 
     def _jit(self, function, specs, donate=None):
-        products = self.settings.convolutions != "plain" and self.at_once is None
+        products = self.settings.convolutions != "plain" and self.threads is None
         if self.platform == "cpu" and products:
             function = with_fast_products(function)
         if self.host:
@@ -124,7 +130,9 @@ class Round:
             shardings["in_shardings"] = tuple(NamedSharding(self.mesh, s or P()) for s in specs)
             shardings["out_shardings"] = NamedSharding(self.mesh, P())
         donated = () if donate is None else (donate,)
-        return jax.jit(function, donate_argnums=donated, **shardings)
+        many = self.platform == "cpu" and most_layers(self.problem) >= MANY_LAYERS
+        options = SOONER if many else None
+        return jax.jit(function, donate_argnums=donated, compiler_options=options, **shardings)
 
     def run(self, program: Callable, *arguments, given: Given):
         """Runs one of the programs. If the first one can't be traced because something needs a
@@ -313,7 +321,7 @@ class Round:
         population = Population(
             algorithm, s.of(term), self.aggregation,
             [forms.sized(term.name, feeds.batches.mask.shape[1:]) for feeds in sizes],
-            AXIS if self.mesh is not None else None, self.platform, self.at_once,
+            AXIS if self.mesh is not None else None, self.platform, self.threads,
         )  # fmt: skip
         if s.aggregation != "mean":
             (feeds,) = sizes

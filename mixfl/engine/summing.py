@@ -30,7 +30,7 @@ from mixfl.aggregation.robust import robust_sums
 from mixfl.algorithms.contract import Algorithm, Broadcast, ClientFeed
 from mixfl.algorithms.loops import scan, scan_first
 from mixfl.algorithms.steps import add, with_drift
-from mixfl.engine.auto import clients_at_once
+from mixfl.engine.auto import clients_at_once, native_group
 from mixfl.forms.base import (
     Form,
     add_to,
@@ -79,7 +79,7 @@ class Population:
     forms: Sequence[Sequence[Form]]  # of each size
     axis: str | None  # of the devices that share the cohort
     platform: str
-    at_once: int | None = None  # at most so many clients train at once; None: as is best
+    threads: int | None = None  # of PyTorch, each with a client; None: JAX computes the gradients
 
     def sum(self, term, broadcast, sizes: Sequence[ClientFeed], state) -> Summed:
         """`sizes` has the clients of each size, `state` is the state of the aggregation."""
@@ -127,9 +127,9 @@ class Population:
         )
 
     def _group(self, clients: int, x, forms) -> int:
-        if self.at_once is None:
+        if self.threads is None:
             return clients_at_once(self.platform, clients, x, forms)
-        return max(n for n in range(1, self.at_once + 1) if clients % n == 0)
+        return native_group(self.threads, clients, x)
 
     def _of_all(self, reports):
         """Also those of clients on other devices."""

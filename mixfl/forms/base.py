@@ -78,6 +78,7 @@ def leaves_and_parts(tree: Any) -> list:
 class Form:
     name = ""
     large_groups = False  # a whole cohort may train at once, if clients train few numbers
+    alone = False  # on a CPU, each client trains by itself
 
     def read(self, feed: ClientFeed) -> ClientFeed:
         return feed

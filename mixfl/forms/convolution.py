@@ -22,6 +22,7 @@ from mixfl.forms import winograd
 from mixfl.forms.blocks import mapped, summed
 
 PATCH = 2**12  # offsets of a kernel; larger kernels are left to XLA
+WRITTEN_OUT = 64  # offsets of a depthwise kernel, at most
 
 
 class Geometry(NamedTuple):
@@ -249,20 +250,44 @@ def depthwise(x, w, groups: int, p):
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def channelwise(g: Geometry, x, w):
     """x [examples, *places, G], w [offsets, G, m] -> [examples, *out, G, m]"""
-    return sum(
-        seen(g, x, offset)[..., None] * w_k
-        for offset, w_k in zip(np.array(g.offsets), w, strict=True)
-    )
+    return _over_offsets(g, x, w)
+
+
+def _over_offsets(g: Geometry, x, w):
+    """The sum over the offsets of what each sees, times its weights."""
+
+    def some(offsets, weights):
+        return sum(seen(g, x, o)[..., None] * w for o, w in zip(offsets, weights, strict=True))
+
+    parts = _parts(g.offsets)
+    if len(parts) == 1:
+        return some(parts[0], w)
+    missing = (0, parts.shape[0] * parts.shape[1] - len(w))
+    w = jnp.pad(w, (missing, *((0, 0),) * (w.ndim - 1))).reshape(*parts.shape[:2], *w.shape[1:])
+    start = jnp.zeros((len(x), *g.out, *w.shape[2:]), x.dtype)
+    return lax.scan(lambda y, part: (y + some(*part), None), start, (parts, w))[0]
+
+
+def _parts(offsets) -> np.ndarray:
+    """The offsets in parts of equal size, [parts, offsets of a part, dimensions], the last one
+    filled up. A part is written out; XLA would take minutes to compile hundreds of them."""
+    count = -(-len(offsets) // WRITTEN_OUT)
+    size = -(-len(offsets) // count)
+    filled = [*offsets, *offsets[-1:] * (count * size - len(offsets))]
+    return np.array(filled).reshape(count, size, -1)
 
 
 def _channelwise_backward(g: Geometry, kept, dy):
     """JAX would add up nine padded arrays for a kernel of 3 x 3, and XLA would compute all that dy
     comes from in each of them. Here dy is padded once."""
     (x, w), last, (G, m) = kept, g.offsets[-1], dy.shape[-2:]
-    dw = jnp.stack([
-        jnp.sum(seen(g, x, offset)[..., None] * dy, range(dy.ndim - 2))
-        for offset in np.array(g.offsets)
-    ])  # fmt: skip
+
+    def some(offsets):
+        sums = [jnp.sum(seen(g, x, o)[..., None] * dy, range(dy.ndim - 2)) for o in offsets]
+        return jnp.stack(sums)
+
+    parts = _parts(g.offsets)
+    dw = some(parts[0]) if len(parts) == 1 else jnp.concatenate(lax.map(some, parts))[: len(w)]
     around = [
         (n, places - extent, stride - 1)
         for n, places, extent, stride in zip(last, g.places, g.extent, g.stride, strict=True)
@@ -270,10 +295,7 @@ def _channelwise_backward(g: Geometry, kept, dy):
     dy = dy.reshape(*dy.shape[:-2], G * m)
     dy = lax.pad(dy, jnp.zeros((), dy.dtype), [(0, 0, 0), *around, (0, 0, 0)])
     back = Geometry(dy.shape[1:-1], g.places, (1,) * len(last), g.offsets)
-    dx = sum(
-        seen(back, dy, offset) * w_k.reshape(-1)
-        for offset, w_k in zip(np.array(g.offsets), jnp.flip(w, 0), strict=True)
-    )
+    dx = _over_offsets(back, dy, jnp.flip(w, 0).reshape(len(w), G * m, 1))
     return dx.reshape(*x.shape, m).sum(-1), dw
 
 

@@ -30,11 +30,18 @@ def with_fast_products(function: Callable) -> Callable:
 
 
 def rewritten(jaxpr: Jaxpr) -> Jaxpr:
-    return _Rewriting().jaxpr(jaxpr)
+    return _Rewriting(RULES).jaxpr(jaxpr)
+
+
+def rewritten_inside(eqn: Any, rules: Sequence[Callable]) -> Any:
+    """An operation with operations in it replaced. A rule returns what takes an operation's place,
+    or None."""
+    return _Rewriting(rules).inside(eqn)
 
 
 class _Rewriting:
-    def __init__(self) -> None:
+    def __init__(self, rules: Sequence[Callable]) -> None:
+        self.rules = rules
         self.done: dict[int, tuple[Jaxpr, Jaxpr]] = {}  # by id; what is used twice stays one
 
     def jaxpr(self, jaxpr: Jaxpr) -> Jaxpr:
@@ -45,7 +52,7 @@ class _Rewriting:
         return self.done[id(jaxpr)][1]
 
     def eqn(self, eqn: Any) -> list[Any]:
-        for rule in RULES:
+        for rule in self.rules:
             if (made := rule(eqn)) is not None:
                 eqns = renamed(made, eqn)
                 return [e if e.primitive is not eqn.primitive else self.inside(e) for e in eqns]

@@ -11,9 +11,10 @@ from jax import lax
 import mixfl
 from mixfl.algorithms import ALGORITHMS
 from mixfl.engine import Simulator
-from mixfl.forms import blocks
-from mixfl.forms.jaxpr import inner_names
-from mixfl.forms.products import InProducts, has_convolutions, products_in
+from mixfl.engine.round import SOONER
+from mixfl.forms import blocks, convolution
+from mixfl.forms.jaxpr import inner_names, jaxprs_in_params
+from mixfl.forms.products import InProducts, found_in, most_layers, products_in
 from mixfl.settings import Settings
 
 LAST, FIRST = ("NHWC", "HWIO", "NHWC"), ("NCHW", "OIHW", "NCHW")
@@ -69,6 +70,35 @@ def assert_close(a, b):
     for one, other in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
         assert one.shape == other.shape
         np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("case", ["depthwise", "transposed, depthwise"])
+def test_parts_of_a_kernel_change_nothing(case, monkeypatch):
+    monkeypatch.setattr(convolution, "WRITTEN_OUT", 4)  # 9 offsets: three parts; 6: two
+    test_products_are_xlas_convolutions(case)
+
+
+def test_a_long_depthwise_kernel_is_not_written_out():
+    """Such programs took minutes to compile."""
+
+    def loss(x, w):
+        y = lax.conv_general_dilated(
+            x, w, (1,), "SAME", dimension_numbers=("NHC", "HIO", "NHC"), feature_group_count=4
+        )
+        return jnp.sum(y**2)
+
+    def operations(jaxpr) -> int:
+        inner = (j for e in jaxpr.eqns for j in jaxprs_in_params(e.params))
+        return len(jaxpr.eqns) + sum(map(operations, inner))
+
+    form = InProducts(loss)
+    sizes = [
+        operations(jax.make_jaxpr(jax.grad(form, (0, 1)))(
+            normal(0, (2, 600, 4)), normal(1, (n, 1, 4))
+        ).jaxpr)
+        for n in (60, 600)
+    ]  # fmt: skip
+    assert sizes[1] < 3 * sizes[0]
 
 
 @pytest.mark.parametrize("case", ["plain", "stride 1", "transposed"])
@@ -166,7 +196,8 @@ def conv_in(kind):
 def test_found_wherever_it_stands(kind):
     args = normal(0, (2, 5, 4, 3)), normal(1, (3, 3, 3, 3))
     function = conv_in(kind)
-    assert has_convolutions(function, *args)
+    found = found_in(function, *args)
+    assert found.convolutions or found.others
     products = InProducts(function)
     assert "conv_general_dilated" not in operators(products, *args)
     assert_close(value_and_gradients(products, args), value_and_gradients(function, args))
@@ -224,6 +255,33 @@ def test_rounds_are_the_same_with_products(algorithm):
     assert any("as larger products: federated, central" in note for note in with_products.notes())
     for a, b, start in zip(*map(jax.tree.leaves, (x, y, init(jax.random.key(0)))), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-4 * np.abs(b - start).max())
+
+
+def deep(params, batch):
+    z = batch["x"]
+    for _ in range(8):
+        z = jnp.tanh(lax.conv_general_dilated(z, params["w"][..., :2], (1, 1), "SAME",
+                                              dimension_numbers=LAST))  # fmt: skip
+    return jnp.square(z.mean((1, 2, 3)) - batch["y"]) + 0 * params["out"].sum()
+
+
+def deep_in_a_loop(params, batch):
+    return lax.fori_loop(0, 2, lambda _, z: z + deep(params, batch), 0 * batch["y"])
+
+
+@pytest.mark.parametrize(("loss", "layers"), [(net, 1), (deep, 8), (deep_in_a_loop, 0)])
+def test_many_layers_compile_sooner_unless_the_loss_has_loops(loss, layers, monkeypatch):
+    """XLA's work on loops is left out only where the loops are ours."""
+    options = []
+    jit = jax.jit
+    monkeypatch.setattr(
+        jax, "jit", lambda *a, **k: options.append(k.pop("compiler_options", None)) or jit(*a, **k)
+    )
+    clients = mixfl.ClientData.from_arrays(rows(0, 40), client=np.repeat(np.arange(8), 5))
+    simulator, x = models("fedavg", BASE, mixfl.Problem(init, [mixfl.Federated(loss, clients)]))
+    assert most_layers(simulator.problem) == layers
+    assert (SOONER in options) == (layers >= 8)
+    assert np.isfinite(x["w"]).all()
 
 
 def test_a_round_has_no_convolution_left():

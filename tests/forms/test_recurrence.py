@@ -11,7 +11,7 @@ from jax import lax
 import mixfl
 from mixfl.algorithms import ALGORITHMS
 from mixfl.engine import Simulator
-from mixfl.forms.products import InProducts, has_convolutions
+from mixfl.forms.products import InProducts, found_in
 from mixfl.settings import Settings
 
 
@@ -69,7 +69,7 @@ PARAMS = {"w": normal(0, (2, 12)), "u": normal(1, (4, 12)) / 2, "b": normal(2, (
 @pytest.mark.parametrize("loss", [lstm, left_and_twice, nested, numbered])
 def test_values_and_gradients_are_jaxs(loss):
     x = normal(4, (3, 6, 2))
-    assert has_convolutions(loss, PARAMS, x)
+    assert found_in(loss, PARAMS, x).others
     d = normal(5, loss(PARAMS, x).shape)
 
     def both(f):
@@ -97,8 +97,8 @@ def test_what_is_left_alone():
     many = lambda p, x: lstm(p, jnp.tile(x, (30, 1, 1)))  # noqa: E731 (many rows)
     other = lambda p, x: lax.scan(lambda h, x: (jnp.tanh(h * p["b"]), None), x, x)[0]  # noqa: E731
     for loss in (fixed, many):
-        assert not has_convolutions(loss, PARAMS, x)
-    assert not has_convolutions(other, PARAMS, normal(5, (12, 12)))
+        assert not any(found_in(loss, PARAMS, x)[:2])
+    assert not any(found_in(other, PARAMS, normal(5, (12, 12)))[:2])
 
 
 BASE = Settings(rounds=2, cohort_size=4, client_batch=2, local_steps=3, client_lr=0.1, devices=1)
