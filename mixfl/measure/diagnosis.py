@@ -29,10 +29,10 @@ from mixfl.measure.quadratic_model import directions, quadratic_model
 from mixfl.measure.rate_probe import (
     Probed,
     Run,
-    clearly_best,
     cut_short,
     decided,
     doubtful,
+    fastest,
     probed,
 )
 from mixfl.problem import Params, Problem
@@ -85,7 +85,7 @@ class Diagnosis(NamedTuple):
     seconds: float
     private: Figures | None = None
     tried: Mapping[str, float] = MappingProxyType({})  # losses in probes, if those decided
-    cut_short: bool = False  # the time ran out while losses in the probe were still falling
+    cut_short: bool = False  # the time ran out before probes could contradict the model or decide
 
     @property
     def g2(self) -> float:
@@ -141,13 +141,15 @@ def diagnose(
         setup, horizon = private.setup(setup), private.s.rounds
         choice, fits = choose_private(model, setup, horizon, target)
     chosen = choice.chosen
+    eta: float | None = None
     tried: dict[str, float] = {}
     noised = private and functools.partial(probe_settings, private, setup, model)
     first = float(curvature.losses(start).sum())
     begin = functools.partial(runs_of, problem, s, setup, x0, curvature, noised or None)
     probe = probed(begin(chosen.algorithm), chosen.eta, first, clock)
-    if private is None and doubtful(probe, chosen.rounds) and clock.left(0.8):
-        chosen, probe, tried = compared(begin, choice, probe, first, clock)
+    in_doubt = private is None and doubtful(probe, chosen, first, target)
+    if in_doubt and clock.left(0.8):
+        chosen, probe, eta, tried = compared(begin, choice, probe, first, target, clock)
     if private is None:
         wild = functools.partial(limited_by_noise, model, chosen.algorithm, setup, target=target)
     else:  # a few rounds favor steps whose noise is too much for all of them
@@ -158,7 +160,7 @@ def diagnose(
     return Diagnosis(
         algorithm=chosen.algorithm,
         # Where the model is in doubt, so is its learning rate.
-        eta=probe.best if tried else decided(chosen.eta, allowed, first),
+        eta=decided(chosen.eta, allowed, first) if eta is None else eta,
         predicted_eta=chosen.eta,
         choice=choice,
         equal=[(a, rounds_to(model, a, setup, chosen.eta, target, horizon)) for a in names(model)],
@@ -170,7 +172,7 @@ def diagnose(
         batch=recommended_batch(chosen.algorithm, setup, figures),
         probe=probe.rates,
         tried=tried,
-        cut_short=private is None and not tried and cut_short(probe, choice.chosen.rounds),
+        cut_short=private is None and not tried and cut_short(probe, chosen, first, target),
         changes=list(changes(model, setup, target, horizon, chosen.algorithm))
         if choice.reached and private is None and not tried
         else [],
@@ -304,10 +306,11 @@ def term_figures(
 
 def compared(
     begin: Callable[[str], Callable[[float], Run]], choice: Choice, probe: Probed, first: float,
-    clock: Clock,
-) -> tuple[Prediction, Probed, dict[str, float]]:  # fmt: skip
-    """The algorithm that is best in probes, its probe, and the losses of all. The others begin with
-    the rate that was predicted for them, as far off as that of the chosen one was."""
+    target: float, clock: Clock,
+) -> tuple[Prediction, Probed, float, dict[str, float]]:  # fmt: skip
+    """The algorithm that is fastest in probes, its probe, its learning rate, and the losses of all.
+    The others begin with the rate that was predicted for them, as far off as that of the chosen one
+    was."""
     probes = {choice.chosen.algorithm: probe}
     for p in choice.all:
         if p.algorithm not in probes:
@@ -316,8 +319,8 @@ def compared(
             with contextlib.suppress(MixflError):  # it diverges
                 probes[p.algorithm] = probed(begin(p.algorithm), eta, first, clock, n, n)
     losses = {a: min(loss for _, loss in found.rates) for a, found in probes.items()}
-    name = clearly_best(probes, choice.chosen.algorithm)
-    return next(p for p in choice.all if p.algorithm == name), probes[name], losses
+    name, eta = fastest(probes, choice.chosen.algorithm, first, target)
+    return next(p for p in choice.all if p.algorithm == name), probes[name], eta, losses
 
 
 def runs_of(

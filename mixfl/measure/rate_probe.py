@@ -14,6 +14,7 @@ from mixfl.measure.clock import Clock
 from mixfl.measure.curvature import Curvature
 from mixfl.problem import Params, Problem
 from mixfl.settings import Settings
+from mixfl.theory.predictions import Prediction
 
 ROUNDS, LONGEST = 10, 40  # of a probe: at first, and if losses are still falling then
 FALLING = 0.1  # share of the gain in the second half that counts as still falling
@@ -57,24 +58,14 @@ def falling(losses: np.ndarray, first: float) -> bool:
     return middle - end > FALLING * abs(first - end)
 
 
-def slower(losses: np.ndarray, best: np.ndarray) -> float:
-    """How many times as many rounds a run takes as the best one: to its late loss, or to where it
-    ends, whichever is more."""
-    n = max(len(losses) // 4, 1)
-    middle, end = late(losses), float(np.mean(losses[-n:]))
-    if not (math.isfinite(middle) and math.isfinite(end)):
-        return math.inf
-    last = len(losses) - (n - 1) / 2
-    took = [(rounds_until(losses, middle), middle), (last, end)]
-    return max(r / min(rounds_until(best, level), r) for r, level in took)
-
-
-def rounds_until(losses: np.ndarray, level: float) -> float:
+def settled(losses: np.ndarray, level: float) -> float:
     """The round in the middle of the first quarter of the run, wherever it begins, whose mean loss
-    is at most `level`; inf if there is none."""
+    is at most `level`, and that of all rounds from there on; inf if there is none."""
     n = max(len(losses) // 4, 1)
-    below = np.flatnonzero(np.convolve(losses, np.ones(n) / n, "valid") <= level)
-    return below[0] + (n + 1) / 2 if len(below) else math.inf
+    rest = np.cumsum(losses[::-1])[::-1] / np.arange(len(losses), 0, -1)
+    means = np.convolve(losses, np.ones(n) / n, "valid")
+    below = np.flatnonzero(np.maximum(means, rest[: len(means)]) <= level)
+    return float(below[0]) + (n + 1) / 2 if len(below) else math.inf
 
 
 class Probed(NamedTuple):
@@ -159,23 +150,43 @@ def probed(
     return Probed(curves, rounds, falling(runs[best()].losses, first))
 
 
-def doubtful(probe: Probed, predicted: float) -> bool:
-    """Whether the losses contradict the prediction: they are still falling when the target should
-    have been reached twice."""
-    return probe.falling and probe.rounds >= 2 * predicted
+def aim(least: float, first: float, target: float) -> float:
+    """The loss whose error is `target` of the first one, if `least` is the minimum; not nearer to
+    that than the noise of a few rounds."""
+    return least + max(target, CLEARLY) * (first - least)
 
 
-def cut_short(probe: Probed, predicted: float) -> bool:
+def doubtful(probe: Probed, predicted: Prediction, first: float, target: float) -> bool:
+    """Whether the losses contradict the prediction: when the target should have been reached twice,
+    they are still falling, or the run with the predicted rate was not there, not even with the
+    probe's own least loss as the minimum."""
+    if not probe.rounds >= 2 * predicted.rounds:
+        return False
+    level = aim(late(probe.curves[probe.best]), first, target)
+    took = settled(probe.curves[predicted.eta], level)
+    return probe.falling or took > 2 * predicted.rounds
+
+
+def cut_short(probe: Probed, predicted: Prediction, first: float, target: float) -> bool:
     """Whether a longer probe might have contradicted the prediction, or this one does."""
-    return probe.falling and (probe.rounds < LONGEST or doubtful(probe, predicted))
+    short = probe.falling and probe.rounds < LONGEST
+    return short or doubtful(probe, predicted, first, target)
 
 
-def clearly_best(probes: Mapping[str, Probed], chosen: str) -> str:
-    """The chosen algorithm, whose loss is still falling, or the best one if that is faster. By
-    rounds: where losses flatten out, a little loss is many of them."""
-    curves = {name: probe.curves[probe.best] for name, probe in probes.items()}
-    best = best_of(curves)
-    return best if slower(curves[chosen], curves[best]) > FASTER else chosen
+def fastest(probes: Mapping[str, Probed], chosen: str, first: float, target: float):
+    """The algorithm and the learning rate that settle first where the error is `target` of the
+    first one, as far as the probes know: the least loss of all counts as the minimum. The chosen
+    algorithm, if no other one is clearly faster."""
+    least = min(loss for probe in probes.values() for _, loss in probe.rates)
+    level = aim(least, first, target)
+    best = {
+        name: min((settled(losses, level), late(losses), eta) for eta, losses in p.curves.items())
+        for name, p in probes.items()
+    }
+    name = min(best, key=best.__getitem__)
+    if best[chosen][0] <= FASTER * best[name][0] < math.inf:
+        name = chosen
+    return name, best[name][-1]
 
 
 def decided(eta: float, curves: Mapping[float, np.ndarray], first: float) -> float:

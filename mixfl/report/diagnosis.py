@@ -155,14 +155,14 @@ class Verdict:
         if d.tried:
             losses = ", ".join(f"{NAMES[a]} {_loss(loss)}" for a, loss in d.tried.items())
             lines.append(
-                "on the problem itself, the loss was still falling long after that: so the "
-                f"algorithms were compared by probes instead, and have a loss of {losses}"
+                "on the problem itself, it takes more than twice as long: so the algorithms were "
+                f"compared by probes instead, by rounds; their least losses there are {losses}"
             )
         if d.cut_short:
             lines.append(
-                "the loss in the probe was still falling when the time ran out: so the choice of "
-                "the algorithm rests on the model alone. Give more time, such as --budget "
-                f"{self.longer()}"
+                "the probe contradicts the model, or might have, when the time ran out: so the "
+                "choice of the algorithm rests on the model alone. Give more time, such as "
+                f"--budget {self.longer()}"
             )
         equal = ", ".join(f"{NAMES[a]} {_count(n)}" for a, n in d.equal)
         lines.append(f"at the same effective step: {equal}")

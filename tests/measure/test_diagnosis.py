@@ -240,6 +240,19 @@ def test_each_terms_products_and_gradients(noisy):
     np.testing.assert_allclose(slope, 0.6 * H_f @ (1 - points.mean((0, 1))), rtol=1e-3, atol=1e-3)
 
 
+def test_losses_and_products_are_not_in_compiled_loops(noisy, monkeypatch):
+    """XLA's convolutions are slow there on CPUs."""
+    given, *_ = noisy
+    measure = Gradients(given, Settings(cohort_size=400, client_batch=12, central_batch=8), 2)
+    curvature = Curvature(given, measure.simulator, 0)
+    assert len(curvature.samples[0].weights) > 1
+    for loop in ("scan", "map", "switch", "while_loop", "fori_loop", "cond"):
+        monkeypatch.setattr(jax.lax, loop, None)
+    x = jnp.ones(D)
+    assert curvature.losses(x).shape == (2,)
+    assert curvature.products(x, x).shape == (2, D)
+
+
 def test_a_step_follows_the_measured_gradients(noisy):
     given, *_ = noisy
     s = Settings(cohort_size=20, client_batch=5, central_batch=11)

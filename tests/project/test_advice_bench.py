@@ -51,6 +51,27 @@ def test_tuning_finds_the_step_of_a_quadratic():
     assert tuning.rounds("pt", 0.25, 10) == pytest.approx(1 + (0.5 - 0.2) / (0.5 - 0.125))
 
 
+def test_a_rate_that_is_best_by_luck_does_not_hide_the_others():
+    """With the first seed, 1-way is there in 2 rounds with rate 2; with all seeds, never."""
+
+    class Known(Tuning):
+        def __init__(self):
+            self.s, self.horizon, self.known_goal = Settings(client_lr=1.0), 20, 0.5
+            first = {"pt": {0: 9}, "1wgt": {1: 2, 0: 6}, "2wgt": {0: 7}}
+            self.curves = {
+                a: {i: np.where(np.arange(21) < r, 1.0, 0.0) for i, r in of.items()}
+                for a, of in first.items()
+            }
+
+        def rounds(self, algorithm, eta, most, first=None):
+            return {("1wgt", 1.0): 6.0, ("2wgt", 1.0): 5.0}.get((algorithm, eta), math.inf)
+
+    found = Known().tuned()
+    assert found["1wgt"] == {"client_lr": 1.0, "rounds": 6.0, "tried": 2}
+    assert found["2wgt"]["rounds"] == 5
+    assert found["pt"]["rounds"] == pytest.approx(8.5)  # far from the best: the first seed's
+
+
 @pytest.mark.parametrize("name", mixed_zoo.MODELS)
 def test_the_mixed_zoo_has_other_labels_at_the_server(name):
     given, _ = mixed_zoo.problem(name, 0.1)
