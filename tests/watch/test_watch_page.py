@@ -112,7 +112,9 @@ def test_a_run_grows_is_stopped_goes_on_dies_and_finishes(opened, process, tmp_p
     expect(details.locator(".log")).to_contain_text(f"begins: process {first.pid}")
 
     details.get_by_role("button", name="Stop and save").click()
-    assert first.poll() is None  # it asks first
+    assert first.poll() is None  # it asks first, and goes on asking while the run grows
+    progress = details.locator(".progress").inner_text()
+    expect(details.locator(".progress")).not_to_have_text(progress)
     details.get_by_role("button", name="Really stop?").click()
     assert first.wait(PATIENCE) == 130
     state(tab, "mine", "■stopped")

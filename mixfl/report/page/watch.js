@@ -10,7 +10,7 @@
   let board = null, version = 0, skew = 0; // the server's clock minus ours
   const shown = new Map(); // number: slot (its color)
   let chosenByHand = false, metrics = [], columns = [], lines = new Map();
-  let opened = null, sort = { by: "changed", down: true }, state = "", listed = [];
+  let opened = null, asked = null, sort = { by: "changed", down: true }, state = "", listed = [];
   let differing = new Map(); // task: keys
   const plot = new Plot({ kind: "curves", log: false, panels: [], lines: [], notes: [] });
   const now = () => Date.now() / 1000 + skew;
@@ -376,11 +376,12 @@
 
   function open(id) {
     opened = id;
+    asked = null;
     place();
     showDetails().catch((error) => live(false, error));
   }
   function close() {
-    opened = null;
+    opened = asked = null;
     $("details").hidden = true;
     place();
   }
@@ -409,14 +410,17 @@
 
   function actions(run, details) {
     if (isLive(run)) {
-      const button = make("button", { type: "button", className: "stop", textContent: run.stopping ? "Stopping after this round" : "Stop and save" });
+      // The details are made anew while the run goes on: what was asked stays asked.
+      const words = () => run.stopping ? "Stopping after this round" : asked === run.id ? "Really stop?" : "Stop and save";
+      const button = make("button", { type: "button", className: "stop", textContent: words() });
       button.disabled = run.stopping;
       button.addEventListener("click", async () => {
-        if (button.dataset.sure !== "yes") {
-          button.dataset.sure = "yes";
-          button.textContent = "Really stop?";
+        if (asked !== run.id) {
+          asked = run.id;
+          button.textContent = words();
           return;
         }
+        asked = null;
         button.disabled = true;
         try {
           button.textContent = (await ask("/api/stop", { id: run.id })).said;
