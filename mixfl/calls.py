@@ -4,6 +4,8 @@ run."""
 import ast
 from typing import Any, NamedTuple
 
+from mixfl.syntax import parsed
+
 
 class Call(NamedTuple):
     name: str
@@ -14,7 +16,7 @@ class Call(NamedTuple):
 def parsed_call(text: str) -> Call | None:
     """None if the text is neither a name nor the call of a name with literals."""
     try:
-        node = ast.parse(text.strip(), mode="eval").body
+        node = parsed(text.strip(), mode="eval").body
         call = node if isinstance(node, ast.Call) else None
         name = call.func if call else node
         if not isinstance(name, ast.Name):

@@ -22,6 +22,7 @@ import numpy as np
 from mixfl.algorithms.contract import Recipe
 from mixfl.algorithms.marks import of_mixfl
 from mixfl.engine.captured import PLAIN, outside
+from mixfl.syntax import parsed
 
 
 def source(recipe: Recipe) -> dict[str, dict[str, str]]:
@@ -69,7 +70,7 @@ def _package(function: Any) -> str:
 def _code(function: Any) -> str:
     """A digest of its text, without comments and line breaks."""
     try:
-        text = ast.unparse(ast.parse(textwrap.dedent(inspect.getsource(function))))
+        text = ast.unparse(parsed(textwrap.dedent(inspect.getsource(function))))
     except (OSError, TypeError, SyntaxError):
         code = getattr(function, "__code__", None)
         text = repr((code.co_code, code.co_names)) if code else ""

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import ModuleType
 
 from mixfl.problem import Problem
+from mixfl.syntax import parsed
 from mixfl.tasks import PYTHON
 
 
@@ -27,7 +28,7 @@ def task_of(problem: Problem) -> str:
 
 def _assigned_once(file: Path, name: str) -> bool:
     try:
-        tree = ast.parse(file.read_bytes())
+        tree = parsed(file.read_bytes())
     except (OSError, ValueError, SyntaxError, RecursionError):
         return False
     for node in ast.walk(tree):
@@ -35,7 +36,7 @@ def _assigned_once(file: Path, name: str) -> bool:
             return False
         if isinstance(node, ast.ImportFrom) and node.level:  # such a file is no program of its own
             return False
-    always = [n for n in tree.body if isinstance(n, ast.Assign | ast.AnnAssign)]
+    always = [n for n in ast.iter_child_nodes(tree) if isinstance(n, ast.Assign | ast.AnnAssign)]
     return _bound(tree, name) == 1 == sum(_bound(n, name) for n in always)
 
 
