@@ -109,12 +109,12 @@ class Model:
         return module
 
     def fill(self, module: torch.nn.Module, params: Mapping[str, Any]) -> torch.nn.Module:
-        """Puts parameters (or some rows of them) into a module."""
+        """Puts parameters (or some rows of them) into a module. They stay the same objects, as a
+        module may hold them in a list of its own too."""
+        named = dict(module.named_parameters())
         for name, value in params.items():
-            parameter = torch.nn.Parameter(tensor(value))
-            for each in self.names[name]:
-                place, _, own = each.rpartition(".")
-                setattr(module.get_submodule(place), own, parameter)
+            named[name].grad = None
+            named[name].data = tensor(value)
         return module
 
     def _made(self, seed: int) -> torch.nn.Module:

@@ -21,6 +21,7 @@ from mixfl.randomness import KEYS
 
 TOLERANCE = 1e-4  # of the largest number of a gradient
 ROUNDING = 1e-6  # of the largest number of all gradients
+OTHERS = 1e-3  # of a loss: what rounding may change if other examples are in its batch
 LARGE = 300.0  # times the first model
 DEPENDS = (
     "what it returns depends on the data in a way that is not known when the program is compiled "
@@ -130,9 +131,14 @@ def _impure(loss, module: torch.nn.Module, batch: tuple) -> str:
         start = torch.random.get_rng_state()
         first = loss.at(module, *batch)
         drew = not torch.equal(torch.random.get_rng_state(), start)
-        _check_result(loss.name, first, batch)
+        _check_result(loss, module, first, batch)
         again = loss.at(module, *batch)
     changed = [n for n, t in tensors.items() if not _equal(t.detach(), before[n])]
+    if trained := [n for n in changed if n in loss.model.names]:
+        return (
+            f"changes {', '.join(trained[:3])} itself, which is trained (max_norm of a table?): "
+            "leave that out, or scale what is looked up."
+        )
     if changed:
         return (
             f"changes {', '.join(changed[:3])} of the module, such as a BatchNorm in training mode "
@@ -162,22 +168,34 @@ def _draws(loss, module: torch.nn.Module, batch: tuple) -> bool:
 
 
 def _of_the_batch(loss, module: torch.nn.Module, batch: tuple, losses: torch.Tensor) -> str:
-    """A BatchNorm without statistics of its own normalizes by those of the batch, padding too."""
+    """Batches have padding and are cut: an example's loss must be the same whatever is with it."""
+    if not batch:
+        return ""
+    first = {name: np.repeat(np.asarray(c)[:1], len(c), 0) for name, c in batch[0].items()}
+    try:
+        alone = loss.at(module, first, *batch[1:])[:1].detach()
+    except Exception:
+        return ""  # equal examples are a special case of its own
     names = [
         name or type(layer).__name__
         for name, layer in module.named_modules()
         if isinstance(layer, BATCH_NORMS) and layer.running_mean is None
     ]
-    if not names or not batch:
+    found, expected = to_numpy(alone.float()), to_numpy(losses[:1].detach().float())
+    if np.allclose(found, expected, 0 if names else OTHERS, 0, equal_nan=True):
         return ""
-    first = {name: np.repeat(np.asarray(c)[:1], len(c), 0) for name, c in batch[0].items()}
-    alone = loss.at(module, first, *batch[1:])
-    if _equal(alone[:1].detach(), losses[:1].detach()):
-        return ""
+    if loss.term is None and not names:
+        return ""  # called by its user, with batches that nobody pads
+    if names:
+        return (
+            f"depends on the other examples of its batch: {', '.join(names[:3])} has no statistics "
+            "of its own (track_running_stats=False). Convert the module in the function that makes "
+            "it: mixfl.pytorch.with_group_norm(module)."
+        )
     return (
-        f"depends on the other examples of its batch: {', '.join(names[:3])} has no statistics of "
-        "its own (track_running_stats=False). Convert the module in the function that makes it: "
-        "mixfl.pytorch.with_group_norm(module)."
+        "depends on the other examples of its batch, which may be padding or in another part. "
+        "Compute each example's loss from that example alone; what it is compared with, such as "
+        "other examples, can be columns of it."
     )
 
 
@@ -185,7 +203,8 @@ def _equal(a: torch.Tensor, b: torch.Tensor) -> bool:
     return np.array_equal(to_numpy(a.float()), to_numpy(b.float()), equal_nan=True)
 
 
-def _check_result(name: str, losses: Any, batch: tuple) -> None:
+def _check_result(loss, module: torch.nn.Module, losses: Any, batch: tuple) -> None:
+    name = loss.name
     if not isinstance(losses, torch.Tensor):
         raise MixflError(f"{name} returned a {type(losses).__name__}: it must return a tensor.")
     rows = len(next(iter(batch[0].values()))) if batch else None
@@ -202,6 +221,13 @@ def _check_result(name: str, losses: Any, batch: tuple) -> None:
         raise MixflError(f"{name} returned {losses.dtype}: it must return floating-point numbers.")
     if not losses.requires_grad:
         raise MixflError(f"{name} does not depend on any parameter that is trained.")
+    trained = [p for p in module.parameters() if p.requires_grad]
+    slopes = torch.autograd.grad(losses.sum(), trained, allow_unused=True, retain_graph=True)
+    if all(g is None for g in slopes):
+        raise MixflError(
+            f"{name} depends on parameters of another module only: call the module that it is "
+            "given, function(module, batch)."
+        )
 
 
 def _compared(loss, weights: np.ndarray, points: Iterable[Point]) -> Verdict:

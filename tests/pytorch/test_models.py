@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 import torch_problems as cases
 from torch import nn
 from torch_problems import CASES, Case, classify, numbers, problem
@@ -137,6 +138,58 @@ def test_a_batchnorm_without_statistics_is_refused():
     mixfl.train(problem(converted, CASES["mlp"]), "fedavg", **(FEW | dict(rounds=1)))
 
 
+class Listed(nn.Module):
+    """Its forward finds a parameter in a list of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(8, 3)
+        self.scale = nn.Parameter(torch.ones(8))
+        self.scales = [self.scale]
+
+    def forward(self, x):
+        return self.out(x * self.scales[0])
+
+
+@pytest.mark.parametrize("loops", ["compiled", "pytorch"])
+def test_a_parameter_that_a_module_also_holds_in_a_list_is_trained(loops):
+    case, model = CASES["mlp"]._replace(make=Listed), pytorch.Model(Listed)
+    start = model.init(jax.random.key(0))
+    batch = case.data(0, 5)
+    expected = Listed()
+    expected.load_state_dict({name: torch.from_numpy(np.array(a)) for name, a in start.items()})
+    tensors = {name: torch.from_numpy(a) for name, a in batch.items()}
+    classify(expected, tensors).mean().backward()
+    clients = mixfl.ClientData.from_arrays(batch, np.zeros(5, int))
+    one = mixfl.Problem(model.init, [mixfl.Federated(model.loss(classify), clients)])
+    keys = dict(rounds=1, cohort_size=1, client_batch=5, local_steps=1, client_lr=1.0, clip="off")
+    found = mixfl.train(one, "fedavg", loops=loops, **keys).params
+    for name, p in expected.named_parameters():
+        np.testing.assert_allclose(start[name] - found[name], p.grad, rtol=1e-4, atol=1e-6)
+
+
+def with_others(net, batch):
+    scores = net(batch["x"])
+    return F.cross_entropy(scores @ scores.T, torch.arange(len(scores)), reduction="none")
+
+
+def test_a_loss_that_compares_the_examples_of_a_batch_is_refused():
+    with pytest.raises(ImpureLoss, match="depends on the other examples of its batch"):
+        loss_of(with_others)()
+
+
+def test_a_table_that_shortens_its_own_rows_is_refused():
+    case = CASES["lstm"]
+
+    def make():
+        net = case.make()
+        net.table.max_norm = 0.1
+        return net
+
+    with pytest.raises(ImpureLoss, match=r"changes table.weight itself.*max_norm"):
+        loss_of(classify, case._replace(make=make))()
+
+
 def test_batch_norms_become_group_norms():
     norm = nn.BatchNorm2d(48)
     norm.weight.data.uniform_()
@@ -161,6 +214,9 @@ def loss_of(function, case=CASES["mlp"]):
     )
 
 
+ANOTHER = cases.mlp()
+
+
 def half():
     return pytorch.Model(lambda: cases.mlp().double())
 
@@ -177,6 +233,7 @@ def frozen():
         (lambda: pytorch.Model(lambda: 3), "returned a int"),
         (loss_of(lambda net, b: classify(net, b).mean()), r"shape \(\) for a batch of 3 examples"),
         (loss_of(lambda net, b: classify(net, b).detach()), "does not depend on any parameter"),
+        (loss_of(lambda net, b: classify(ANOTHER, b)), "parameters of another module only"),
         (loss_of(lambda net, b: classify(net, b).sum().item()), "returned a float"),
         (
             loss_of(lambda net, b: classify(net, b["z"])),
