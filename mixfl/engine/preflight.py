@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mixfl.algorithms.contract import Broadcast
+from mixfl.engine.dispatch import QUICK
 from mixfl.engine.first_model import first_model
 from mixfl.engine.params import check_params
 from mixfl.engine.purity import check_pure
@@ -25,6 +26,7 @@ from mixfl.settings import Settings
 
 ROWS_BATCH = 50
 BATCH = 3  # unlike most sizes in a model, so that a wrong axis shows
+OTHERS = 1e-3  # of a loss: what rounding may change if other examples are in its batch
 
 
 def preflight(problem: Problem, s: Settings, row_sparse: bool = False) -> None:
@@ -39,6 +41,7 @@ def preflight(problem: Problem, s: Settings, row_sparse: bool = False) -> None:
             check_loss(in_half(problem, s).terms[problem.terms.index(term)], x, f" in {s.compute}")
         initial = functools.partial(first_model, problem, s.seed)
         check_purity(term, x, initial)
+        check_apart(term, x)
         if row_sparse and isinstance(term, Federated) and term.rows:
             check_rows(term, initial())
     for own in {id(own): own for own in (s, *map(s.of, problem.populations))}.values():
@@ -103,6 +106,46 @@ def check_purity(term: Term, x, initial: Callable) -> None:
             _name(term), loss, (frozen, x, *batch), lambda: (frozen, initial(), *batch)
         ),
     )
+
+
+def check_apart(term: Term, x) -> None:
+    """An example's loss is the same whatever else is in its batch: batches have padding, and are
+    cut. A loss with a state depends on its batch by design; one in PyTorch is checked there
+    (pytorch/trial.py)."""
+    losses, n = term.loss, 0 if term.examples is None else len(term.examples)
+    if n < 2 or carries_state(losses) or hasattr(losses, "in_pytorch"):
+        return
+    rows = np.linspace(0, n - 1, BATCH).astype(np.int64)
+    batches = [trial_batch(term, np.full(BATCH, rows[i])) for i in (0, -1)]
+    given = frozen_arrays(term), _noise(x), trial_batch(term, rows)
+
+    def compared():
+        traced = jax.jit(lambda frozen, *args: with_arrays(term, frozen).loss(*args)).trace(*given)
+        loss = traced.lower().compile(QUICK if jax.default_backend() == "cpu" else None)
+        together = np.asarray(loss(*given), np.float32)
+        first, last = (np.asarray(loss(*given[:2], batch), np.float32) for batch in batches)
+        return together[[0, -1]], np.array([first[0], last[-1]])
+
+    together, alone = attempt(_name(term), compared, _hint(term))
+    if not np.allclose(together, alone, OTHERS, 1e-6, equal_nan=True):
+        raise MixflError(
+            f"{_name(term)} of an example depends on the other examples of its batch, which may be "
+            "padding or in another part. Compute each example's loss from that example alone, "
+            "without batch norm, in-batch negatives or a mean over the batch; what it is compared "
+            "with, such as other examples, can be columns of it. Batch norm needs a state "
+            "(docs/models.md)."
+        )
+
+
+def _noise(x):
+    """A model of these shapes whose layers neither vanish nor overflow."""
+    rng = np.random.default_rng(0)
+
+    def drawn(a):
+        inputs = max(1, a.size // max(1, a.shape[-1])) if len(a.shape) > 1 else 4
+        return jnp.asarray(rng.normal(size=a.shape) * inputs**-0.5, a.dtype)
+
+    return jax.tree.map(drawn, x)
 
 
 def _name(term: Term) -> str:

@@ -27,7 +27,7 @@ from mixfl.deploy.secure.ring import Layout, Vector
 from mixfl.engine.auto import choose_forms, in_fast_form
 from mixfl.engine.cohort import ORDER, client_example_keys, client_keys, cohort_rows
 from mixfl.engine.first_model import first_model
-from mixfl.engine.preflight import attempt, check_loss, check_purity, check_rows
+from mixfl.engine.preflight import attempt, check_apart, check_loss, check_purity, check_rows
 from mixfl.engine.sizes import largest_shape
 from mixfl.errors import MixflError
 from mixfl.forms.base import alone
@@ -101,6 +101,7 @@ class Client:
         """Who it is. A mistake in the loss or the data shows here, before any round."""
         check_loss(self.term, self.x)
         check_purity(self.term, self.x, self.init)
+        check_apart(self.term, self.x)
         if self.tables:
             check_rows(self.term, self.init())
         named = messages.only_named(self.rows, self.tables)
