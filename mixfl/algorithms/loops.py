@@ -3,10 +3,36 @@
 They have a name, by which an engine finds them in a traced round, among the loops of users' losses.
 """
 
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
+from jax.extend.core import Jaxpr, jaxpr_as_fun, jaxprs_in_params
 
 LOOP = "mixfl_loop"
+
+
+class Once(NamedTuple):
+    call: Callable  # the function, traced once however often it is called
+    shapes: Any  # of its result
+    operations: int  # with those in its own loops and calls
+
+
+def once_traced(function, *arguments) -> Once:
+    closed, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
+    flat, tree = jaxpr_as_fun(closed), jax.tree.structure(shapes)
+
+    def call(*arguments):
+        return tree.unflatten(flat(*jax.tree.leaves(arguments)))
+
+    return Once(call, shapes, operations(closed.jaxpr))
+
+
+def operations(jaxpr: Jaxpr) -> int:
+    """With those in loops, branches and calls, each once."""
+    inner = (j for eqn in jaxpr.eqns for j in jaxprs_in_params(eqn.params))
+    return len(jaxpr.eqns) + sum(map(operations, inner))
 
 
 def scan(step, carry, xs):

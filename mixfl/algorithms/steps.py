@@ -16,7 +16,7 @@ from mixfl.algorithms.contract import (
     Sums,
     Upload,
 )
-from mixfl.algorithms.loops import scan, scan_first
+from mixfl.algorithms.loops import once_traced, scan, scan_first
 from mixfl.errors import MixflError
 from mixfl.model_state import MASK, carries_state
 from mixfl.optimizers import Optimizer, make
@@ -25,9 +25,11 @@ from mixfl.settings import Settings
 from mixfl.trees import Model
 
 # Up to this many steps are written out one by one in the compiled program: faster than a loop, if
-# the model has few arrays. With many, a loop is as fast, and compiles sooner.
+# the model has few arrays and a step few operations. Otherwise a loop is as fast, and compiles
+# sooner.
 UNROLL = 4
 FEW_ARRAYS = 16
+FEW_OPERATIONS = 400
 
 
 def add(*trees):
@@ -44,6 +46,10 @@ def difference(new, old):
 
 def zeros(tree):
     return jax.tree.map(jnp.zeros_like, tree)
+
+
+def at(tree, k: int):
+    return jax.tree.map(lambda a: a[k], tree)
 
 
 def gradient(term: Term, x, batch: Batches | Drawn):
@@ -123,9 +129,10 @@ def gradient_at_x(term: Term, x, feed: ClientFeed):
     return jax.tree.map(lambda a: jnp.where(jnp.any(mask > 0), a, 0), g)
 
 
-def written_out(steps: int, x) -> bool:
+def written_out(steps: int, x, operations: int = 0) -> bool:
     """Are the steps written out in the program? Otherwise they are a loop."""
-    return steps <= UNROLL and len(jax.tree.leaves(x)) <= FEW_ARRAYS
+    few = len(jax.tree.leaves(x)) <= FEW_ARRAYS and operations <= FEW_OPERATIONS
+    return few and steps <= UNROLL
 
 
 def descend(
@@ -153,9 +160,12 @@ def descend(
     inputs = (batches, active)
     steps = jax.tree.leaves(inputs)[0].shape[0]
     if written_out(steps, x):
-        for k in range(steps):
-            carry, _ = step(carry, jax.tree.map(lambda a, k=k: a[k], inputs))
-        return carry
+        once = once_traced(step, carry, at(inputs, 0))
+        step = once.call
+        if written_out(steps, x, once.operations):
+            for k in range(steps):
+                carry, _ = step(carry, at(inputs, k))
+            return carry
     if active is None:
         return scan(step, carry, inputs)[0]
     return scan_first(jnp.sum(active > 0), step, carry, inputs)[0]

@@ -13,11 +13,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Literal, jaxpr_as_fun, jaxprs_in_params
 
 from mixfl.algorithms.loops import LOOP
 from mixfl.engine import host_calls
-from mixfl.forms.jaxpr import inner_names, jaxprs_in_params, variables
+from mixfl.forms.jaxpr import inner_names, variables
 
 QUICK = {  # to compile, but slow to run
     "xla_backend_optimization_level": 0,

@@ -19,12 +19,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Jaxpr, jaxpr_as_fun
+from jax.extend.core import Jaxpr, jaxpr_as_fun, jaxprs_in_params
 
 from mixfl.algorithms.loops import LOOP
 from mixfl.engine.bounded import bounded
 from mixfl.engine.dispatch import Dispatched, is_loop
-from mixfl.forms.jaxpr import inner_names, jaxprs_in_params
+from mixfl.forms.jaxpr import inner_names
 from mixfl.process.compilation_cache import programs_folder
 
 CLEARLY = 1.3  # the compiled loop takes so many times as long

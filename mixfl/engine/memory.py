@@ -22,6 +22,7 @@ import jax.numpy as jnp
 from jax.extend.core import Literal
 
 from mixfl.algorithms.contract import Batches
+from mixfl.algorithms.loops import once_traced
 from mixfl.algorithms.steps import gradient, with_drift, written_out
 from mixfl.engine.auto import clients_at_once, native_group
 from mixfl.engine.simulator import Simulator
@@ -104,7 +105,8 @@ def client(simulator: Simulator, devices: int, term: Term, broadcast: Any, feeds
     opt = tree_bytes(jax.eval_shape(make(s.client_opt, s.client_lr).init, x))
     drift = tree_bytes(jax.eval_shape(lambda b: with_drift(s, b).drift, broadcast))
     one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[2:], a.dtype), feeds.batches)
-    out = written_out(steps, x)
+    of_step = once_traced(lambda x, batch: gradient(term, x, batch), x, one).operations
+    out = written_out(steps, x, of_step)
     # Rewritten products (forms/rewriting.py) form gradients that would be fused with the step; not
     # in a loop of plain steps on the client's own loss, which has one gradient only.
     formed = out or opt or broadcast.aug is not None

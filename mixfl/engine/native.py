@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.extend.core import jaxprs_in_params
 
 from mixfl.algorithms.contract import Algorithm
 from mixfl.algorithms.steps import written_out
@@ -175,7 +176,7 @@ def _described(jaxpr: Any) -> Iterator[str]:
     """Its operations and their shapes. (A large round takes seconds to print.)"""
     for eqn in jaxpr.eqns:
         yield f"{eqn.primitive.name} {[getattr(v.aval, 'shape', ()) for v in eqn.outvars]}"
-        for inner in loops.jaxprs_in_params(eqn.params):
+        for inner in jaxprs_in_params(eqn.params):
             yield from _described(inner)
 
 

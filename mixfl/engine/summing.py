@@ -23,12 +23,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.extend.core import jaxpr_as_fun
 
 from mixfl.aggregation import Chain
 from mixfl.aggregation.robust import robust_sums
 from mixfl.algorithms.contract import Algorithm, Broadcast, ClientFeed
-from mixfl.algorithms.loops import scan, scan_first
+from mixfl.algorithms.loops import once_traced, scan, scan_first
 from mixfl.algorithms.steps import add, with_drift
 from mixfl.engine.auto import clients_at_once, native_group
 from mixfl.forms.base import (
@@ -97,7 +96,7 @@ class Population:
             return add(*sums), sum(rejected), _joined(reports), states
 
         told = chain.told(state)
-        total, shapes = once_traced(all_sizes, told, jnp.bool(False))
+        total, shapes, _ = once_traced(all_sizes, told, jnp.bool(False))
 
         def one(before: Pass) -> Pass:
             sums, rejected, reports, states = total(before.told, before.second)
@@ -147,7 +146,7 @@ class Population:
         count = len(feeds.batches.mask)
         one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), feeds)
         work = functools.partial(self._client, forms, term, broadcast, told, look)
-        traced, shapes = once_traced(work, one)
+        traced, shapes, _ = once_traced(work, one)
 
         def client(feed):  # a form may have cut it
             alike = jax.tree.map(lambda a, b: a.shape == b.shape, feed, one)
@@ -252,13 +251,6 @@ def compared(s: Settings, chain: Chain, summands, keys, state) -> Summed:
     sums = chain.decode(settled, robust_sums(s, codes, good))
     rejected = jnp.sum(~good, dtype=jnp.int32)
     return Summed(sums, rejected, chain.counted(settled, reports), reports)
-
-
-def once_traced(function, *arguments):
-    """The function, traced once however often it is called, and the shapes of its result."""
-    closed, shapes = jax.make_jaxpr(function, return_shape=True)(*arguments)
-    flat, tree = jaxpr_as_fun(closed), jax.tree.structure(shapes)
-    return lambda *arguments: tree.unflatten(flat(*jax.tree.leaves(arguments))), shapes
 
 
 def is_kept(leaf) -> bool:

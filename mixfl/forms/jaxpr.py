@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
-from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun
+from jax.extend.core import ClosedJaxpr, Jaxpr, Literal, jaxpr_as_fun, jaxprs_in_params
 
 from mixfl.trees import named_leaves
 
@@ -123,15 +123,6 @@ def inner_names(eqn: Any) -> Iterator[str]:
         for inner in jaxpr.eqns:
             yield inner.primitive.name
             yield from inner_names(inner)
-
-
-def jaxprs_in_params(params: Mapping[str, Any]) -> Iterator[Jaxpr]:
-    for value in params.values():
-        for one in value if isinstance(value, list | tuple) else [value]:
-            if isinstance(one, ClosedJaxpr):
-                yield one.jaxpr
-            elif isinstance(one, Jaxpr):
-                yield one
 
 
 def _scan(p, given, replace):

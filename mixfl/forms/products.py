@@ -14,10 +14,11 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+from jax.extend.core import jaxprs_in_params
 
 from mixfl.forms import recurrence
 from mixfl.forms.convolution import convolution, refused
-from mixfl.forms.jaxpr import INSIDE, evaluated, jaxprs_in_params
+from mixfl.forms.jaxpr import INSIDE, evaluated
 from mixfl.forms.pooling import max_pooling
 from mixfl.model_state import carries_state
 from mixfl.problem import Federated, Problem
