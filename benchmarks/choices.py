@@ -17,7 +17,7 @@ import numpy as np
 
 from benchmarks import workloads
 from benchmarks.engines import Worker, module
-from benchmarks.zoo.models import sized
+from benchmarks.zoo.models import MODELS, sized
 from mixfl.cli import print_table
 
 RESULTS = Path(__file__).parent / "choices.json"
@@ -28,6 +28,7 @@ DEVICES = {
     "smile, 28x28, S=50, |B_i|=10": SMALL,
     "movie": workloads.SIZES["movie"],
     "text": workloads.SIZES["text"],
+    "mlp, 784-200-200-10": MODELS["mlp"].size,
 }
 STEPS = (2, 8, 16, 32, 64)  # K of 5 examples each, for a layer of 64 units
 #        inputs' width, units, K, |B_i|; an MLP with a second layer

@@ -30,6 +30,7 @@ from mixfl.trees import named_leaves
 
 LARGE_PARAMETER = 2**20  # numbers; measured, see docs/simulator.md
 FLOPS_PER_NUMBER = 500  # of a step's products, above which a large parameter is not what takes time
+BEHIND = 0.2  # numbers trained behind low-rank layers, as a part of theirs: above it, all devices
 SMALL_MODEL = 2**14  # numbers that a client trains
 GROUPED_MODEL = 2**12  # below it, clients train in groups on a CPU, also without any form
 GROUP = 10  # clients of such a group
@@ -139,6 +140,12 @@ def trained_numbers(x: Params, forms: Sequence[Form]) -> int:
     return sum(numbers.values())
 
 
+def mostly_low_rank(x: Params, forms: Sequence[Form], weights: Sequence[str]) -> bool:
+    """Is the layers' work most of it, because few numbers are trained behind them?"""
+    numbers = {n: leaf.size for n, leaf in named_leaves(x).items()}
+    return trained_numbers(x, forms) < BEHIND * sum(numbers[n] for n in weights)
+
+
 def trains_few_numbers(x: Params, forms: Sequence[Form]) -> bool:
     """Does a client train so few numbers that starting a step costs more than the step itself?"""
     return trained_numbers(x, forms) <= SMALL_MODEL
@@ -191,7 +198,7 @@ def choose_devices(
     """The number of devices that share a cohort. `auto` means all accelerators; on a CPU, in each
     process:
 
-    one if there are no clients, or if products with large parameters (or low-rank layers), which
+    one if there are no clients, or if products with large parameters (or of low-rank layers), which
     use all cores by themselves, are most of the work; all but one for small models, where reading
     takes nearly as long as training; otherwise all."""
     available, count = processes.available(), jax.process_count()
@@ -200,7 +207,13 @@ def choose_devices(
     if s.devices == "auto":
         if platform != "cpu":
             return available
-        if x is None or forms.low_rank or not algorithm.feed.clients:
+        if x is None or not algorithm.feed.clients:
+            return count
+        layers = forms.low_rank
+        if layers and all(
+            mostly_low_rank(x, forms.of[t.name], layers.get(t.name, ()))
+            for t in problem.populations
+        ):
             return count
         if any(p.size >= LARGE_PARAMETER for p in jax.tree.leaves(x)) and not all(
             flops_per_number(term, x, s) > FLOPS_PER_NUMBER for term in problem.populations

@@ -1,6 +1,7 @@
 """The simulator's promises about memory and feeding."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from problems import init, logistic, problem, settings
@@ -168,6 +169,25 @@ def test_auto_devices_share_models_of_middle_size_with_clients(width, name, devi
     p = wide_problem(clients=8, width=width)
     s = settings(cohort_size=4, central_batch=4, devices="auto")
     assert Simulator(p, ALGORITHMS[name].build(p, s), s).devices == devices
+
+
+@pytest.mark.parametrize(("behind", "devices"), [(20, 1), (200, 2)])
+def test_auto_devices_share_what_is_behind_a_low_rank_layer(behind, devices):
+    """The layer's own products use all cores. What is behind it is computed client by client."""
+
+    def start(key):
+        return {"w": jnp.zeros((300, 200)), "v": jnp.zeros((200, behind))}
+
+    def loss(params, batch):
+        return jnp.sum(jnp.tanh(batch["x"] @ params["w"]) @ params["v"], 1)
+
+    x = np.zeros((80, 300), np.float32)
+    clients = mixfl.ClientData.from_arrays({"x": x}, client=np.arange(80) // 10)
+    p = mixfl.Problem(start, [mixfl.Federated(loss, clients)])
+    s = settings(cohort_size=4, client_batch=10, local_steps=1, devices="auto")
+    simulator = Simulator(p, ALGORITHMS["fedavg"].build(p, s), s)
+    assert simulator.forms.low_rank == {"federated": ["w"]}
+    assert simulator.devices == devices
 
 
 def test_a_long_round_tells_how_far_it_is():
