@@ -18,14 +18,15 @@ def prepare_process(devices: int | Literal["auto"] = "auto") -> None:
 
     - Freed memory is kept for the next round (memory.py); rounds of large models are faster.
     - Compiled programs are cached on disk, and damaged entries are removed (compilation_cache.py).
-    - JAX gets `devices` CPU devices; `auto`: one per core.
+    - JAX gets `devices` CPU devices; `auto`: one per core. A program on one of them runs in the
+      thread that calls it, whose memory is kept.
     - Log messages from Orbax that repeat an error mixfl raises anyway are not shown (quiet.py).
 
     All of this is for the whole process and stays until it ends. Calling it again does no harm.
 
     >>> mixfl.prepare_process()  # doctest: +SKIP
     """
-    keep_freed_memory()  # first: threads that exist by then are not reached
+    keep_freed_memory()
     import jax
 
     from mixfl.process import quiet
@@ -33,6 +34,7 @@ def prepare_process(devices: int | Literal["auto"] = "auto") -> None:
 
     quiet.wanted = True
     keep_programs()
+    jax.config.update("jax_cpu_enable_async_dispatch", False)
     count = cores() if devices == "auto" else devices
     with contextlib.suppress(RuntimeError):  # JAX has started, and its devices are fixed
         jax.config.update("jax_num_cpu_devices", min(max(count, 1), MOST_DEVICES))

@@ -17,12 +17,9 @@ try:
 except ImportError as error:
     raise MixflError(f"PyTorch: {error}. Install it: pip install 'mixfl[torch]'") from None
 
-from mixfl.process.memory import separate_threads
 from mixfl.pytorch.loss import Loss
 from mixfl.pytorch.model import Model
 from mixfl.pytorch.norms import with_group_norm
 from mixfl.pytorch.tensors import tensor, to_numpy
-
-separate_threads()
 
 __all__ = ["Loss", "Model", "tensor", "to_numpy", "with_group_norm"]
