@@ -152,7 +152,7 @@ def test_prepare_process_changes_what_it_says(tmp_path, monkeypatch):
     assert {option for option, _ in calls} == {-1, -2, -4, -8}
     before, now = changed["jax"]
     assert {k for k in now if now[k] != before[k]} == {
-        "jax_compilation_cache_dir", "jax_num_cpu_devices",
+        "jax_compilation_cache_dir", "jax_cpu_enable_async_dispatch", "jax_num_cpu_devices",
         "jax_persistent_cache_min_compile_time_secs",
     }  # fmt: skip
     assert now["jax_compilation_cache_dir"] == repr(str(tmp_path / "mixfl"))
