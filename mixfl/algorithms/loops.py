@@ -1,6 +1,7 @@
-"""The loops of a round: over clients, steps and chunks.
+"""The loops of a round, over clients, steps and chunks, and functions that are traced once.
 
-They have a name, by which an engine finds them in a traced round, among the loops of users' losses.
+The loops have a name, by which an engine finds them in a traced round, among the loops of users'
+losses.
 """
 
 from collections.abc import Callable
