@@ -23,6 +23,7 @@ QUICK = {  # to compile, but slow to run
     "xla_backend_optimization_level": 0,
     "xla_cpu_use_fusion_emitters": False,
     "xla_cpu_parallel_codegen_split_count": 1,
+    "xla_cpu_experimental_ynn_fusion_type": "",  # a library's plans, made in the first run
 }
 LITTLE = 2**20  # numbers that a piece computes, which take no time
 PRODUCTS = {"dot_general", "conv_general_dilated", "scan", "while"}

@@ -56,7 +56,7 @@ LEAN = """
 import sys, numpy, torch, mixfl, mixfl.pytorch
 
 model = mixfl.pytorch.Model(lambda: torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.ReLU()))
-loss = model.loss(lambda net, batch: net(batch["x"]).square().sum(1))
+loss = model.loss(lambda net, batch: sum(net(batch["x"]).square().unbind(1)))
 params = model.init(__import__("jax").random.key(0))
 loss(params, {"x": numpy.ones((3, 3), numpy.float32)})
 (verdict,) = loss.verdicts.values()
