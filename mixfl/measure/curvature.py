@@ -93,7 +93,7 @@ class Curvature:
     def _loss_of(self, term, x, data, weights):
         x = self.unravel(x)
         if data is None:
-            return term.weight * term.loss(x)
+            return term.weight * jnp.sum(weights) * term.loss(x)
         return term.weight * jnp.sum(weights * jnp.where(weights > 0, term.loss(x, data), 0))
 
     def _loss_in(self, j, i, x, sample, frozen):

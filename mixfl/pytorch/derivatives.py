@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 import torch
 
+from mixfl.pytorch import operators
+
 aten = torch.ops.aten
 LOWEST = -100.0  # of the logarithms in binary_cross_entropy
 SMALLEST = 1e-12  # of p (1 - p) in its derivative
@@ -240,7 +242,7 @@ def register(environment: Any) -> None:
         for each in (operator, getattr(operator, "default", operator)):
             environment._ops[each] = made
 
-    for operator, function in OPERATORS.items():
+    for operator, function in {**operators.OPERATORS, **OPERATORS}.items():
         put(operator, function, True)
     for operator, function in COMPOSED.items():
         put(operator, function, False)

@@ -31,6 +31,10 @@ STILL_DRAWS = (
     "in evaluation mode (module.eval()) it draws too, so what torchax compiles can't be compared "
     "with PyTorch. Draw in layers, such as nn.Dropout, that evaluation mode turns off"
 )
+CHECKS = (
+    "torch.distributions checks its arguments, which a compiled program can't do: with "
+    "validate_args=False it is compiled"
+)
 UNKNOWN_WHEN_COMPILED = (
     jax.errors.ConcretizationTypeError, jax.errors.NonConcreteBooleanIndexError,
 )  # fmt: skip
@@ -289,6 +293,8 @@ def failed(error: Exception) -> Verdict:
     name = "" if operator is None else f"{_name(operator)}: "
     if isinstance(error, ImportError):
         return Verdict(note=f"torchax is missing ({error}): pip install 'mixfl[torch]'")
+    if name.startswith("aten._is_all_true"):
+        return Verdict(note=name + CHECKS)
     if isinstance(error, UNKNOWN_WHEN_COMPILED):
         return Verdict(note=name + DEPENDS)
     lines = str(error).strip().splitlines() or [type(error).__name__]

@@ -51,6 +51,20 @@ def test_tuning_finds_the_step_of_a_quadratic():
     assert tuning.rounds("pt", 0.25, 10) == pytest.approx(1 + (0.5 - 0.2) / (0.5 - 0.125))
 
 
+def test_a_loss_without_data_counts_once():
+    """A sample of several rounds has it in each of them."""
+    loss = lambda x, b: 0.5 * jnp.sum((x - b["a"]) ** 2, -1)  # noqa: E731
+    clients = mixfl.ClientData.from_arrays(
+        {"a": np.zeros((20, 2), "f")}, np.repeat(np.arange(5), 4)
+    )
+    given = mixfl.Problem(
+        init=lambda key: jnp.ones(2),
+        terms=[mixfl.Federated(loss, clients), mixfl.Central(lambda x: jnp.sum(x**2))],
+    )
+    tuning = Tuning(given, Settings(cohort_size=5, client_batch=4, local_steps=1), horizon=3)
+    assert tuning.run("pt", 1e-9, rounds=1)[0] == pytest.approx(1 + 2)
+
+
 def test_a_rate_that_is_best_by_luck_does_not_hide_the_others():
     """With the first seed, 1-way is there in 2 rounds with rate 2; with all seeds, never."""
 

@@ -143,6 +143,11 @@ def no_lowering(net, batch):
     return classify(net, batch) + F.ctc_loss(steps, torch.tensor([[1, 2]]), *lengths)
 
 
+def checked(net, batch):
+    """torch.distributions checks its arguments by a branch on data."""
+    return -torch.distributions.Categorical(logits=net(batch["x"])).log_prob(batch["y"].long())
+
+
 CASES = {
     "mlp": Case(mlp, classify, numbers(8)),
     "cnn": Case(cnn, classify, numbers(1, 8, 8)),
@@ -155,6 +160,7 @@ CASES = {
     "gpt2 with lora": Case(lora, next_token, tokens),
     "control flow": Case(mlp, by_data, numbers(8), compiled=False),
     "unknown operator": Case(mlp, no_lowering, numbers(8), compiled=False),
+    "checks": Case(mlp, checked, numbers(8), compiled=False),
 }
 
 
