@@ -108,6 +108,19 @@ def test_rounds_made_again_are_logged_once(tmp_path):
     assert [r["_step"] for r in history(tmp_path)] == [1, 2, 3, 4, 5]
 
 
+def test_a_row_does_not_wait_for_the_next_one(tmp_path, monkeypatch):
+    """W&B would hold it back, and a kill would lose what the run folder says that it has."""
+    at_once, log = [], wandb.Run.log
+
+    def spied(run, values, step, commit=None):
+        at_once.append(commit)
+        return log(run, values, step=step, commit=commit)
+
+    monkeypatch.setattr(wandb.Run, "log", spied)
+    train(tmp_path / "run")
+    assert at_once == [True] * ROUNDS
+
+
 def test_a_failure_is_said_once_and_ends_no_run(tmp_path, monkeypatch, capsys):
     def broken(**more):
         raise wandb.errors.CommError("no such server")

@@ -96,7 +96,7 @@ class WandB(Sink):
 
     def _add(self, row):
         values = {k: v for k, v in row.items() if k != "round" and v is not None}
-        self.run.log(values, step=row["round"])
+        self.run.log(values, step=row["round"], commit=True)  # not only at the next one
         self.logged = row["round"]
         self._keep()
 
