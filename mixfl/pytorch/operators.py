@@ -15,14 +15,15 @@ aten = torch.ops.aten
 
 
 def average_pooling(
-    x, kernel_size, stride=(), padding=0, ceil_mode=False, count_include_pad=True,
+    axes, x, kernel_size, stride=(), padding=0, ceil_mode=False, count_include_pad=True,
     divisor_override=None,
 ):  # fmt: skip
     """The last window of an axis may reach beyond the padding: what is there does not count."""
-    axes = len(kernel_size)
-    steps, pads = _each(stride or kernel_size, axes), _each(padding, axes)
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    kernel, pads = _each(kernel_size, axes), _each(padding, axes)
+    steps = _each(stride or kernel, axes)
     windows, counts = [], []
-    for size, k, step, pad in zip(x.shape[-axes:], kernel_size, steps, pads, strict=True):
+    for size, k, step, pad in zip(x.shape[-axes:], kernel, steps, pads, strict=True):
         start = _starts(size, k, step, pad, ceil_mode)
         end = np.minimum(start + k, size + pad)
         if not count_include_pad:
@@ -31,20 +32,19 @@ def average_pooling(
         windows.append((pad, max(0, start[-1] + k - size)))
     outer = [1] * (x.ndim - axes)
     sums = jax.lax.reduce_window(
-        x, np.zeros((), x.dtype), jax.lax.add, (*outer, *kernel_size), (*outer, *steps),
+        wide, np.zeros((), wide.dtype), jax.lax.add, (*outer, *kernel), (*outer, *steps),
         [*[(0, 0)] * len(outer), *windows],
     )  # fmt: skip
     count = math.prod(np.ix_(*counts)) if divisor_override is None else divisor_override
-    return sums / jnp.asarray(count, x.dtype)
+    return (sums / jnp.asarray(count, wide.dtype)).astype(x.dtype)
 
 
 def max_pooling(
-    x, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False, return_indices=True
+    axes, x, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False, return_indices=True
 ):  # fmt: skip
     """With gaps in the windows, if `dilation` says so."""
     from torchax.ops.jaten import max_pool
 
-    axes = 2 if isinstance(kernel_size, int) else len(kernel_size)
     kernel, gaps = _each(kernel_size, axes), _each(dilation, axes)
     steps, pads = _each(stride or kernel, axes), _each(padding, axes)
     if set(gaps) == {1}:
@@ -62,7 +62,7 @@ def adaptive_max_pooling(x, output_size):
     sizes = x.shape[-len(output_size) :]
     if any(s % o for s, o in zip(sizes, output_size, strict=True)):
         return _largest(x, list(map(_adaptive, sizes, output_size)))
-    return max_pooling(x, [s // o for s, o in zip(sizes, output_size, strict=True)])
+    return max_pooling(len(sizes), x, [s // o for s, o in zip(sizes, output_size, strict=True)])
 
 
 def _largest(x, windows: list[tuple[np.ndarray, np.ndarray]]):
@@ -76,13 +76,20 @@ def _largest(x, windows: list[tuple[np.ndarray, np.ndarray]]):
         x = jnp.take(x, table, axis=lead + 2 * i)
     order = [*range(lead), *(lead + 2 * i for i in range(axes))]
     x = x.transpose(*order, *(lead + 2 * i + 1 for i in range(axes)))
-    x = x.reshape(*x.shape[: lead + axes], -1)
-    known = np.all(np.broadcast_arrays(*_crossed(inside)), 0).reshape(*output_size, -1)
-    at = jnp.argmax(jnp.where(known, x, -jnp.inf), axis=-1, keepdims=True)
+    count = math.prod(table.shape[1] for table in tables)
+    x = x.reshape(*x.shape[: lead + axes], count)
+    known = np.all(np.broadcast_arrays(*_crossed(inside)), 0).reshape(*output_size, count)
+    floating = jnp.issubdtype(x.dtype, jnp.floating)
+    low = -jnp.inf if floating else jnp.iinfo(x.dtype).min
+    at = jnp.argmax(jnp.where(known, x, jnp.asarray(low, x.dtype)), axis=-1, keepdims=True)
+    # Where all are as low as that, the first one that is in the window.
+    real = jnp.take_along_axis(jnp.broadcast_to(known, x.shape), at, -1)
+    at = jnp.where(real, at, known.argmax(-1)[..., None])
     flat = np.ravel_multi_index(np.broadcast_arrays(*_crossed(tables)), sizes)
-    places = jnp.broadcast_to(flat.reshape(*output_size, -1), x.shape)
+    places = jnp.broadcast_to(flat.reshape(*output_size, count), x.shape)
     chosen = jax.lax.broadcasted_iota(at.dtype, x.shape, x.ndim - 1) == at
-    return jnp.sum(jnp.where(chosen, x, 0), -1), jnp.sum(jnp.where(chosen, places, 0), -1)
+    values = jnp.sum(jnp.where(chosen, x, 0), -1, dtype=x.dtype)
+    return values, jnp.sum(jnp.where(chosen, places, 0), -1)
 
 
 def convolution(
@@ -134,14 +141,14 @@ def _crossed(tables: Sequence[np.ndarray]) -> list[np.ndarray]:
 
 
 OPERATORS: dict[Any, Callable] = {
-    aten.avg_pool1d: average_pooling,
-    aten.avg_pool2d: average_pooling,
-    aten.avg_pool3d: average_pooling,
+    aten.avg_pool1d: functools.partial(average_pooling, 1),
+    aten.avg_pool2d: functools.partial(average_pooling, 2),
+    aten.avg_pool3d: functools.partial(average_pooling, 3),
     aten.adaptive_max_pool2d: adaptive_max_pooling,
     aten.adaptive_max_pool3d: adaptive_max_pooling,
-    torch.nn.functional.max_pool2d: functools.partial(max_pooling, return_indices=False),
-    aten.max_pool2d_with_indices: max_pooling,
-    aten.max_pool3d_with_indices: max_pooling,
+    torch.nn.functional.max_pool2d: functools.partial(max_pooling, 2, return_indices=False),
+    aten.max_pool2d_with_indices: functools.partial(max_pooling, 2),
+    aten.max_pool3d_with_indices: functools.partial(max_pooling, 3),
     aten.convolution: convolution,
     aten.mT: lambda x: jnp.swapaxes(x, -1, -2),
 }

@@ -32,8 +32,8 @@ STILL_DRAWS = (
     "with PyTorch. Draw in layers, such as nn.Dropout, that evaluation mode turns off"
 )
 CHECKS = (
-    "torch.distributions checks its arguments, which a compiled program can't do: with "
-    "validate_args=False it is compiled"
+    "a check of data, which a compiled program can't do. That of torch.distributions is left out "
+    "with validate_args=False"
 )
 UNKNOWN_WHEN_COMPILED = (
     jax.errors.ConcretizationTypeError, jax.errors.NonConcreteBooleanIndexError,

@@ -43,6 +43,9 @@ OPERATORS = {
     "avg_pool2d, cut, padding not counted": lambda x: F.avg_pool2d(x, 4, 3, 2, True, False),
     "avg_pool2d, no window in the padding": lambda x: F.avg_pool2d(x, 2, 3, 1, ceil_mode=True),
     "avg_pool2d, of a sum": lambda x: F.avg_pool2d(x, 3, divisor_override=5),
+    "avg_pool2d, one size": lambda x: F.avg_pool2d(x, [2], [1]),
+    "avg_pool2d, whole numbers": lambda x: F.avg_pool2d((9 * x).long(), 3) * x.mean(),
+    "avg_pool2d, bfloat16": lambda x: F.avg_pool2d(x.abs().bfloat16(), (9, 8)).float(),
     "avg_pool1d": lambda x: F.avg_pool1d(line(x), 3, 2, 1, ceil_mode=True),
     "avg_pool3d": lambda x: F.avg_pool3d(space(x), (2, 2, 3), ceil_mode=True),
     "adaptive_max_pool2d": lambda x: F.adaptive_max_pool2d(x, (2, 3)),
@@ -51,6 +54,9 @@ OPERATORS = {
         x, F.adaptive_max_pool2d(x, (4, 5), return_indices=True)
     ),
     "adaptive_max_pool1d": lambda x: F.adaptive_max_pool1d(line(x), 3),
+    "adaptive_max_pool2d, no examples": lambda x: torch.cat(
+        [F.adaptive_max_pool2d(x[:0], (2, 3)).flatten(), x.flatten()]
+    ),
     "adaptive_max_pool3d": lambda x: F.adaptive_max_pool3d(space(x), (2, 3, 5)),
     "max_pool2d": lambda x: F.max_pool2d(x, 3, 2, 1),
     "max_pool2d, gaps": lambda x: F.max_pool2d(x, 3, 1, dilation=2),
@@ -59,6 +65,12 @@ OPERATORS = {
         x, F.max_pool2d(x, 2, 1, dilation=(1, 3), return_indices=True)
     ),
     "max_pool1d, gaps": lambda x: F.max_pool1d(line(x), 2, 1, dilation=3),
+    "max_pool2d, gaps, masked": lambda x: F.max_pool2d(
+        x.masked_fill(x < 0.8, -torch.inf), 3, 1, 1, dilation=3
+    ).clamp_min(-1),
+    "max_pool2d, gaps, whole numbers": lambda x: (
+        F.max_pool2d(2**24 + (3 * x).long(), 2, 1, 1, 2) % 9 * x.mean()
+    ),
     "max_pool3d, gaps": lambda x: F.max_pool3d(space(x), 2, dilation=(1, 2, 2)),
     "conv_transpose2d of groups": lambda x: transposed(x, 2),
     "conv_transpose2d of channels": lambda x: transposed(
@@ -79,7 +91,14 @@ def model():
     return pytorch.Model(Numbers)
 
 
-@pytest.mark.parametrize("name", OPERATORS)
+FEW = (
+    "avg_pool2d, cut and padded", "adaptive_max_pool2d, places", "max_pool2d, gaps, masked",
+    "conv_transpose2d of channels",
+)  # fmt: skip
+NAMES = [n if n in FEW else pytest.param(n, marks=pytest.mark.numbers) for n in OPERATORS]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_operators_are_pytorchs(name):
     def loss(module):
         found = OPERATORS[name](module.x).flatten()
