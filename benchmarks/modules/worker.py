@@ -14,12 +14,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
-CLIENTS, LR, SEED = 40, 0.01, 0
+LEAST, LR, SEED = 40, 0.01, 0  # clients, at least
 
 
 def data(case):
-    n = 2 * case.K * case.B
-    return case.columns(np.random.default_rng(SEED), CLIENTS * n), n
+    """Columns, the number of clients, and of examples that each has."""
+    n, clients = 2 * case.K * case.B, max(LEAST, case.S)
+    return case.columns(np.random.default_rng(SEED), clients * n), clients, n
 
 
 def plain(name: str, part: str, parts: str) -> Iterator[dict]:
@@ -31,7 +32,7 @@ def plain(name: str, part: str, parts: str) -> Iterator[dict]:
     torch.set_num_threads(1)
     torch.manual_seed(SEED)
     case = MODULES[name]
-    columns, n = data(case)
+    columns, clients, n = data(case)
     module = case.make()
     parameters = list(module.parameters())
     y = torch.cat([p.detach().flatten() for p in parameters])
@@ -41,7 +42,7 @@ def plain(name: str, part: str, parts: str) -> Iterator[dict]:
     yield {}
     while True:
         total = torch.zeros_like(x)
-        for client in rng.choice(CLIENTS, case.S, replace=False)[int(part) :: int(parts)]:
+        for client in rng.choice(clients, case.S, replace=False)[int(part) :: int(parts)]:
             rows = client * n + rng.permutation(n)[: case.K * case.B]
             own = {name: torch.from_numpy(c[rows]) for name, c in columns.items()}
             y.copy_(x)
@@ -68,10 +69,10 @@ def mixed(name: str, loops: str, devices: str = "") -> Iterator[dict]:
     from mixfl.settings import Settings
 
     case = MODULES[name]
-    columns, n = data(case)
+    columns, clients, n = data(case)
     model = pytorch.Model(case.make)
-    clients = mixfl.ClientData.from_arrays(columns, np.repeat(np.arange(CLIENTS), n))
-    problem = mixfl.Problem(model.init, [mixfl.Federated(model.loss(case.losses), clients)])
+    store = mixfl.ClientData.from_arrays(columns, np.repeat(np.arange(clients), n))
+    problem = mixfl.Problem(model.init, [mixfl.Federated(model.loss(case.losses), store)])
     s = Settings(
         rounds=10**6, cohort_size=case.S, client_batch=case.B, local_steps=case.K, client_lr=LR,
         clip="off", loops=loops, devices=int(devices) if devices else "auto",
