@@ -7,7 +7,7 @@ import os
 import posixpath
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import IO, Any
 
 from mixfl.errors import Interrupted, MixflError
@@ -15,7 +15,7 @@ from mixfl.process.compilation_cache import own_cache
 from mixfl.runs.files import write_whole
 from mixfl.runs.folder import RunFolder
 from mixfl.runs.sinks.base import Sink
-from mixfl.runs.sinks.failed import failed
+from mixfl.runs.sinks.tracker import Tracker, environment
 
 # For MLflow, unless the user has set them.
 ENVIRONMENT = {
@@ -27,7 +27,7 @@ ENVIRONMENT = {
 def make() -> Callable[[RunFolder, Callable[[str], None]], Sink]:
     """How to make the sink, once there is a folder. If MLflow is not installed: an error now."""
     try:
-        with environment():
+        with environment(ENVIRONMENT):
             from mlflow import MlflowClient
     except ImportError as error:
         raise MixflError(
@@ -36,48 +36,12 @@ def make() -> Callable[[RunFolder, Callable[[str], None]], Sink]:
     return lambda folder, note: MLflow(folder, note, MlflowClient)
 
 
-@contextlib.contextmanager
-def environment() -> Iterator[None]:
-    """MLflow is set up by variables, which it reads at every call. They are taken back."""
-    missing = {k: v for k, v in ENVIRONMENT.items() if k not in os.environ}
-    os.environ.update(missing)
-    try:
-        yield
-    finally:
-        for variable in missing:
-            os.environ.pop(variable, None)
-
-
-class MLflow(Sink):
-    """Each run has a run in MLflow. Its id is kept in the run folder, and what MLflow has already
-    is not logged again: a resumed run goes on in it. No method raises an error."""
+class MLflow(Tracker):
+    name, option, variables = "MLflow", "mlflow", ENVIRONMENT
 
     def __init__(self, folder: RunFolder, note: Callable[[str], None], client: Callable[[], Any]):
-        self.folder, self.say = folder, note
+        super().__init__(folder, note)
         self.make_client = client  # and no mlflow.start_run(): the caller may have one
-        self.run: str | None = None  # its id; None: nothing is logged (any more)
-        self.logged = 0  # the last round that MLflow has
-
-    def begin(self, start):
-        self._try(lambda: self._begin(start))
-
-    def evaluated(self, row):
-        if self.run is not None and row["round"] > self.logged:
-            self._try(lambda: self._add(row))
-
-    def ended(self, error):
-        if self.run is not None:
-            self._try(lambda: self._end(error))
-        self.run = None
-
-    def _try(self, action: Callable[[], None]) -> None:
-        """A store that is gone does not end the training."""
-        try:
-            with environment():
-                action()
-        except Exception as error:
-            self.run = None
-            self.say(failed("MLflow", "mlflow", error, self.folder.path))
 
     def _begin(self, start):
         with one_at_a_time():

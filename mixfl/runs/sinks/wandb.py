@@ -1,17 +1,16 @@
 """A run's metrics in Weights & Biases."""
 
-import contextlib
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from mixfl.errors import MixflError
 from mixfl.runs.files import write_whole
 from mixfl.runs.folder import RunFolder
 from mixfl.runs.sinks.base import Sink
-from mixfl.runs.sinks.failed import failed
+from mixfl.runs.sinks.tracker import Tracker, environment
 
 FILE = "wandb.json"  # in the run folder: the run's id there, and the last round that it has
 # For W&B, unless the user has set them.
@@ -22,7 +21,7 @@ def make() -> Callable[[RunFolder, Callable[[str], None]], Sink]:
     """How to make the sink, once there is a folder. If W&B is not installed, or would ask for a
     key: an error now."""
     try:
-        with environment():
+        with environment(ENVIRONMENT):
             import wandb
     except ImportError as error:
         raise MixflError(
@@ -36,46 +35,14 @@ def make() -> Callable[[RunFolder, Callable[[str], None]], Sink]:
     return lambda folder, note: WandB(folder, note, wandb)
 
 
-@contextlib.contextmanager
-def environment() -> Iterator[None]:
-    missing = {k: v for k, v in ENVIRONMENT.items() if k not in os.environ}
-    os.environ.update(missing)
-    try:
-        yield
-    finally:
-        for variable in missing:
-            os.environ.pop(variable, None)
+class WandB(Tracker):
+    """The round is W&B's step."""
 
-
-class WandB(Sink):
-    """Each run has a run in W&B, with the round as its step. Its id is kept in the run folder, and
-    what W&B has already is not logged again. No method raises an error."""
+    name, option, variables = "Weights & Biases", "wandb", ENVIRONMENT
 
     def __init__(self, folder: RunFolder, note: Callable[[str], None], wandb: Any):
-        self.folder, self.say, self.wandb = folder, note, wandb
-        self.run: Any = None  # None: nothing is logged (any more)
-        self.logged, self.over = 0, False
-
-    def begin(self, start):
-        self._try(lambda: self._begin(start))
-
-    def evaluated(self, row):
-        if self.run is not None and row["round"] > self.logged:
-            self._try(lambda: self._add(row))
-
-    def ended(self, error):
-        if self.run is not None:
-            self._try(lambda: self._end(error))
-        self.run = None
-
-    def _try(self, action: Callable[[], None]) -> None:
-        """A service that is gone does not end the training."""
-        try:
-            with environment():
-                action()
-        except Exception as error:
-            self.run = None
-            self.say(failed("Weights & Biases", "wandb", error, self.folder.path))
+        super().__init__(folder, note)
+        self.wandb, self.over = wandb, False
 
     def _begin(self, start):
         kept = self._kept()
