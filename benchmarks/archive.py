@@ -100,15 +100,15 @@ def unpack(file: Path, out: Path, data: Path | None = None) -> int:
         )
     if data is not None:
         request["data"] = os.path.abspath(data)
+    configs = [with_paths(run["config"], data) for run in runs]  # before anything is written
     out.mkdir(parents=True, exist_ok=True)
     if not (out / REPRODUCED).exists():
         write_whole(out / REPRODUCED, (json.dumps(request) + "\n").encode())
     made = 0
-    for run in runs:
+    for run, config in zip(runs, configs, strict=True):
         folder = out / RUNS / run["folder"]
         if read_status(folder).get("status") in OVER:
             continue
-        config = with_paths(run["config"], data)
         folder.mkdir(parents=True, exist_ok=True)
         columns = run["metrics"]
         rows = [

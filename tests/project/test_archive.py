@@ -84,6 +84,18 @@ def test_real_runs_need_their_data_and_others_none(made, tmp_path):
     assert not (tmp_path / "again").exists()
 
 
+@pytest.mark.parametrize("made", [True], indirect=True, ids=["real"])
+def test_without_the_data_of_a_task_nothing_is_written(made, tmp_path):
+    _, out, _ = made
+    pack(out, tmp_path / "runs.jsonl.xz")
+    (tmp_path / "other" / "text").mkdir(parents=True)
+    command = ["unpack", str(tmp_path / "runs.jsonl.xz"), str(tmp_path / "again")]
+    ended = CliRunner().invoke(main, [*command, "--data", str(tmp_path / "other")])
+    assert ended.exit_code == 1
+    assert "has no data of the task smile" in ended.output
+    assert not (tmp_path / "again").exists()
+
+
 def test_a_run_that_is_not_over_is_left_out(made, tmp_path):
     _, out, _ = made
     first = next((out / "runs").glob("*/*/status.json"))
