@@ -205,11 +205,17 @@ def bound(measured: dict[str, Any]) -> dict[str, float]:
     return {a: bounds.rounds(a, "nonconvex", **measured).total for a in NAMES}
 
 
-def judged(name: str, data: str | None, horizon: int, budget: float) -> dict[str, Any]:
-    problem, s = load(name, data)
+def diagnosed(problem: Problem, s: Settings, budget: float) -> tuple[Diagnosis, dict[str, float]]:
+    """The advice, and the seconds that it took and was given."""
     begun, used = time.perf_counter(), time.process_time()
     advice = diagnose(problem, s, budget=budget)
     seconds, processor = time.perf_counter() - begun, time.process_time() - used
+    return advice, {"seconds": seconds, "processor_seconds": processor, "budget": budget}
+
+
+def judged(name: str, data: str | None, horizon: int, budget: float) -> dict[str, Any]:
+    problem, s = load(name, data)
+    advice, took = diagnosed(problem, s, budget)
     used = time.process_time()
     tuning = Tuning(problem, s, horizon)
     tuning.grow()
@@ -227,7 +233,7 @@ def judged(name: str, data: str | None, horizon: int, budget: float) -> dict[str
         "probe": advice.probe, "tried": dict(advice.tried), "tuned": tuned, "best": best,
         "ratio": rounds / fewest,
         "ratio_tuned": tuned[advice.algorithm]["rounds"] / fewest,
-        "diagnosis": {"seconds": seconds, "processor_seconds": processor},
+        "diagnosis": took,
         "tuning": {"processor_seconds": time.process_time() - used},
         "first_loss": float(curves[0][0]), "goal": tuning.goal, "horizon": horizon,
         "measured": measured, "bound": bound(measured),
@@ -237,9 +243,7 @@ def judged(name: str, data: str | None, horizon: int, budget: float) -> dict[str
 def again(row: dict[str, Any], data: str | None, budget: float) -> dict[str, Any]:
     """Only the diagnosis and the advised runs, against the same tuned ones."""
     problem, s = load(row["problem"].removesuffix("-data"), data)
-    begun, used = time.perf_counter(), time.process_time()
-    advice = diagnose(problem, s, budget=budget)
-    seconds, processor = time.perf_counter() - begun, time.process_time() - used
+    advice, took = diagnosed(problem, s, budget)
     tuning = Tuning(problem, s, row["horizon"])
     tuning.known_goal = row["goal"]
     fewest = row["tuned"][row["best"]]["rounds"]
@@ -250,7 +254,7 @@ def again(row: dict[str, Any], data: str | None, budget: float) -> dict[str, Any
         "predicted": {p.algorithm: [p.rounds, p.eta] for p in advice.choice.all},
         "probe": advice.probe, "tried": dict(advice.tried), "ratio": rounds / fewest,
         "ratio_tuned": (row["tuned"][advice.algorithm]["rounds"] or math.inf) / fewest,
-        "diagnosis": {"seconds": seconds, "processor_seconds": processor},
+        "diagnosis": took,
         "measured": measured, "bound": bound(measured),
     }  # fmt: skip
 
@@ -260,13 +264,14 @@ def show(rows: list[dict]) -> None:
         return f"{run['rounds'] or math.inf:5.1f} at {run['client_lr']:<7.3g}"
 
     for r in rows:
-        t, a = r["tuned"], r["advised"]
+        t, a, took = r["tuned"], r["advised"], r["diagnosis"]
+        budget = f"{took['budget']:.0f} s" if "budget" in took else "not recorded"
         print(
             f"{r['problem']:14s} tuned {', '.join(f'{n} {at(t[n])}' for n in NAMES)} "
             f"advised {a['algorithm']:4s} {at(a)} x {r['ratio'] or math.inf:.2f} "
             f"(its algorithm, tuned: {r['ratio_tuned'] or math.inf:.2f})  diagnosis "
-            f"{r['diagnosis']['processor_seconds']:.0f} s of processor time, "
-            f"{r['diagnosis']['seconds']:.0f} s",
+            f"{took['processor_seconds']:.0f} s of processor time, {took['seconds']:.0f} s by the "
+            f"clock, budget {budget}",
             flush=True,
         )
     good = sum((r["ratio"] or math.inf) <= 1.25 for r in rows)

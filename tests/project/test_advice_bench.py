@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import mixfl
-from benchmarks import mixed_zoo
-from benchmarks.advice_real import KEPT, Tuning, as_json, edge, reached
+from benchmarks import advice_real, mixed_zoo
+from benchmarks.advice_real import KEPT, Tuning, as_json, edge, reached, show
 from mixfl.settings import Settings
 
 
@@ -100,3 +100,21 @@ def test_the_mixed_zoo_has_other_labels_at_the_server(name):
 def test_results_without_an_end_are_null():
     (row,) = json.loads(as_json([{"rounds": math.inf, "tuned": {"pt": [1.23456789, "a"]}}]))
     assert row == {"rounds": None, "tuned": {"pt": [1.2346, "a"]}}
+
+
+def test_the_budget_is_recorded_and_shown_where_it_is(monkeypatch, capsys):
+    monkeypatch.setattr(advice_real, "diagnose", lambda problem, s, budget: "advice")
+    advice, took = advice_real.diagnosed(None, None, 180.0)
+    assert advice == "advice"
+    assert took.keys() == {"seconds", "processor_seconds", "budget"}
+    assert took["budget"] == 180
+    run = {"algorithm": "pt", "client_lr": 1.0, "rounds": 4.0}
+    row = {
+        "problem": "text", "tuned": dict.fromkeys(advice_real.NAMES, run), "advised": run,
+        "ratio": 1.0, "ratio_tuned": 1.0,
+    }  # fmt: skip
+    old = {"seconds": 90.2, "processor_seconds": 60.4}
+    show([row | {"diagnosis": old}, row | {"diagnosis": old | {"budget": 180.0}}])
+    first, second, _ = capsys.readouterr().out.splitlines()
+    assert first.endswith("60 s of processor time, 90 s by the clock, budget not recorded")
+    assert second.endswith("60 s of processor time, 90 s by the clock, budget 180 s")
