@@ -71,13 +71,13 @@ def reproduce(ids, scale, data, out, trials, listing, resume, jobs, hung, on, on
         click.echo(f"All of them: about {study.words(every)}.")
         return
     out = out or Path("runs") / f"reproduce-{scale}"
-    paper.remember(out, ids, scale, data, trials)
-    time = study.words(study.estimate(wanted, jobs, paper.over(wanted, out)))
-    if on == "local":
-        click.echo(f"Time left: about {time} on cores like ours, {jobs} runs at a time.")
-    if any(s.looks for s in wanted):
-        click.echo("Claims that this does not decide get more trials, which take longer.")
     with crew(on, on_options, asked, hung) as workers:
+        paper.remember(out, ids, scale, data, trials)
+        time = study.words(study.estimate(wanted, jobs, paper.over(wanted, out)))
+        if on == "local":
+            click.echo(f"Time left: about {time} on cores like ours, {jobs} runs at a time.")
+        if any(s.looks for s in wanted):
+            click.echo("Claims that this does not decide get more trials, which take longer.")
         wanted, ended = paper.reproduce(wanted, out, workers, board())
     check_failed(list(ended.values()))  # no report if a run failed
     click.echo("Counting costs, drawing figures and writing the report")

@@ -1,6 +1,7 @@
 """Runs on other machines: Ray with a node that is killed, submitit's local jobs, what goes wrong.
 A lost machine costs its run what came after the last checkpoint, and no run is lost."""
 
+import contextlib
 import json
 import os
 import signal
@@ -102,12 +103,12 @@ def check_taken_up(ended, board, out):
     assert not (out / WORKERS).exists()
 
 
-def test_a_ray_cluster_loses_a_node(tmp_path, monkeypatch):
-    pytest.importorskip("ray")
+@contextlib.contextmanager
+def cluster_of_two(monkeypatch):
+    """The address of a Ray cluster of two nodes, and what kills one."""
     monkeypatch.setenv("RAY_worker_niceness", "0")  # tests beside this one would starve it
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     script = Path(tiny_problem.__file__).with_name("ray_cluster.py")
-    board, over, out = Noting(), threading.Event(), tmp_path / "out"
     cluster = subprocess.Popen(
         [sys.executable, str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL, text=True,
@@ -118,14 +119,22 @@ def test_a_ray_cluster_loses_a_node(tmp_path, monkeypatch):
         cluster.stdin.flush()
 
     try:
-        address = cluster.stdout.readline().strip()
-        threading.Thread(target=lose_one, args=(kill, tmp_path, board, over), daemon=True).start()
-        with crew("ray", {"address": address}) as workers:
-            assert len(workers.workers) == 2  # as many as cores
-            ended = workers.make(paused_trials(3, tmp_path), out, board)
+        yield cluster.stdout.readline().strip(), kill
     finally:
-        over.set()
         cluster.communicate()
+
+
+def test_a_ray_cluster_loses_a_node(tmp_path, monkeypatch):
+    pytest.importorskip("ray")
+    board, over, out = Noting(), threading.Event(), tmp_path / "out"
+    with cluster_of_two(monkeypatch) as (address, kill):
+        threading.Thread(target=lose_one, args=(kill, tmp_path, board, over), daemon=True).start()
+        try:
+            with crew("ray", {"address": address}) as workers:
+                assert len(workers.workers) == 2  # as many as cores
+                ended = workers.make(paused_trials(3, tmp_path), out, board)
+        finally:
+            over.set()
     check_taken_up(ended, board, out)
 
 
