@@ -37,10 +37,12 @@ Count = Annotated[int, Meta(ge=1, le=LARGEST_INT)]
 Index = Annotated[int, Meta(ge=0, le=LARGEST_INT)]
 
 
-def key(default: Any, help: str, type: Any = None) -> Any:
+def key(default: Any, help: str, type: Any = None, synthetic: bool = False) -> Any:
     """A field with its default and its meaning; `mixfl keys` prints both. `type` is for fields that
-    no annotation describes (see algorithms/own.py)."""
-    return field(default=default, metadata={"help": help} | ({"type": type} if type else {}))
+    no annotation describes (see algorithms/own.py). `synthetic`: it describes a task's synthetic
+    data, and nothing else."""
+    more = {"type": type} if type else {}
+    return field(default=default, metadata={"help": help, "synthetic": synthetic} | more)
 
 
 def check_fields(instance: Any) -> None:

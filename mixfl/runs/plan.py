@@ -14,6 +14,7 @@ from mixfl.algorithms.keys import DP_KEYS
 from mixfl.algorithms.marks import of_mixfl
 from mixfl.engine import Simulator
 from mixfl.engine.base import Engine
+from mixfl.errors import MixflError
 from mixfl.format_versions import RUN_FOLDER
 from mixfl.privacy import rules
 from mixfl.privacy.budget import Budget, budget, promise, settled
@@ -122,6 +123,11 @@ def plan(
     plans."""
     known, recipe = find(task), find_recipe(algorithm)
     keys = chosen_keys(task, algorithm, preset, config or {}, given or {}, shared_with)
+    if data is not None and (idle := sorted(known.synthetic & set(given or {}))):
+        raise MixflError(
+            f"{', '.join(idle)}: only for the synthetic data of the task {task}, without effect on "
+            f"--data {data}. Leave it out."
+        )
     options = {k: keys.get(k, default) for k, default in known.options.items()}
     options = rules.private_options(options, keys, {**(config or {}), **(given or {})})
     problem, s = settings_of(_cached(problems, known, options, data), recipe, keys)

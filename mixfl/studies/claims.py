@@ -13,7 +13,7 @@ from typing import NamedTuple
 from mixfl.report.document import Finding
 from mixfl.studies.checks import AGREE, DISAGREE, OPEN, Checked, apart, run
 from mixfl.studies.results import Results
-from mixfl.studies.study import Study
+from mixfl.studies.study import Setting, Study
 from mixfl.studies.trials import Done
 
 
@@ -53,15 +53,18 @@ def judged(study: Study, ended: Mapping[str, Done]) -> list[Judged]:
         settled = any(c.verdict == OPEN and c.settled for c in checked)
         if verdict != OPEN or settled:
             lacks = set()
-        found = finding(study, claim, verdict, checked)
-        own = {s.data for s in study.settings if s.name in asked}
+        of_it = [s for s in study.settings if s.name in asked]
+        found = finding(study, claim, verdict, checked, of_it)
+        own = {s.data for s in of_it}
         if own and all(own):  # series with a task of their own
             found = replace(found, data="; ".join(sorted(own)))
         every.append(Judged(found, frozenset(lacks)))
     return every
 
 
-def finding(study: Study, claim, verdict: str, checked: Sequence[Checked]) -> Finding:
+def finding(
+    study: Study, claim, verdict: str, checked: Sequence[Checked], of_it: Sequence[Setting]
+) -> Finding:
     """With the effect of the check that decides: of those with the claim's verdict, the one that is
     nearest to a limit."""
     deciding = min((c for c in checked if c.verdict == verdict), key=lambda c: c.slack)
@@ -71,14 +74,16 @@ def finding(study: Study, claim, verdict: str, checked: Sequence[Checked]) -> Fi
         [f"{c.evidence}: {c.verdict}" for c in checked],
         f"{effect.mean:+.3g}" if effect else "",
         f"[{effect.low:+.3g}, {effect.high:+.3g}]" if effect and effect.low < effect.high else "",
-        str(deciding.trials or ""), setting(study, checked), study.version,
+        str(deciding.trials or ""), setting(study, checked, of_it), study.version,
     )  # fmt: skip
 
 
-def setting(study: Study, checked: Sequence[Checked]) -> str:
+def setting(study: Study, checked: Sequence[Checked], of_it: Sequence[Setting]) -> str:
+    """Whether it is the paper's, for the series that the claim compares."""
     computed = {c.computed for c in checked}
     if computed == {"arithmetic"}:
         return "arithmetic"
     if computed == {"counted"}:
         return "the paper's" if study.real else "other: synthetic data"
-    return f"other: {'; '.join(study.departs)}" if study.departs else "the paper's"
+    departs = dict.fromkeys(words for one in of_it for words in one.departs)
+    return f"other: {'; '.join(departs)}" if departs else "the paper's"

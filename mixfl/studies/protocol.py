@@ -50,6 +50,9 @@ def _presets(content: Mapping[str, Any]) -> dict[str, Any]:
     """The content of the presets that the study's runs may begin with."""
     tables = [content.get(scale, {}) for scale in ("quick", "full")]
     tables += [t.get("real", {}) for t in tables]
+    for series in content.get("series", []):
+        of_it = [series, series.get("quick", {}), series.get("full", {})]
+        tables += [*of_it, *(t.get("real", {}) for t in of_it)]
     names = {t["preset"] for t in tables if "preset" in t}
     return {
         f"{task} {name}": read_toml(presets[name])

@@ -39,7 +39,7 @@ AT = {"at": Literal["end", "early", "curve", "largest"]}
 SCALE = dict(preset=str, trials=Count | list[Count], round_ms=NotNegative, keys=KEYS)
 SCALED = table("scale", {}, {**SCALE, "real": table("real", {}, SCALE)})
 CHANGES = dict(
-    name=str, task=str, keys=KEYS, over=dict[str, list[Any]], zip=bool, trials=Count
+    name=str, task=str, preset=str, keys=KEYS, over=dict[str, list[Any]], zip=bool, trials=Count
 )  # fmt: skip
 CHANGED = table("changes", {}, {**CHANGES, "real": table("real", {}, CHANGES)})
 SERIES = table("series", dict(algorithms=TEXTS), dict(**CHANGES, quick=CHANGED, full=CHANGED))

@@ -17,23 +17,20 @@ ASIDE = {"eval_every", "validation", "client_eval", "cohort_chunk", "central_chu
 
 
 def departures(
-    content: Mapping[str, Any], scale: str, real: Callable[[str], str | None]
-) -> list[str]:
-    """In words, such as "client_lr 0.02 (0.01)", the paper's value in brackets. `real`: the data of
-    a task, if there is any."""
-    tasks = [s.get("task", content.get("task", "")) for s in content.get("series", [])]
-    found: dict[str, None] = {} if all(map(real, tasks)) else {"synthetic data": None}
-    if scale != "full" and "full" in content:
-        several = [(s, a) for s in content.get("series", []) for a in s["algorithms"]]
-        for series, algorithm in several:
-            if ".py" not in algorithm:
-                here, paper = (_keys(content, series, algorithm, s, real) for s in (scale, "full"))
-                found |= dict.fromkeys(
-                    f"{k} {_say(here.get(k))} ({_say(paper.get(k))})"
-                    for k in sorted({*here, *paper})
-                    if here.get(k) != paper.get(k)
-                )
-    return list(found)
+    content: Mapping[str, Any], series: Mapping[str, Any], algorithm: str, scale: str,
+    real: Callable[[str], str | None],
+) -> list[str]:  # fmt: skip
+    """Of a series, in words, such as "client_lr 0.02 (0.01)", the paper's value in brackets.
+    `real`: the data of a task, if there is any."""
+    found = [] if real(series.get("task", content.get("task", ""))) else ["synthetic data"]
+    if scale != "full" and "full" in content and ".py" not in algorithm:
+        here, paper = (_keys(content, series, algorithm, s, real) for s in (scale, "full"))
+        found += [
+            f"{k} {_say(here.get(k))} ({_say(paper.get(k))})"
+            for k in sorted({*here, *paper})
+            if here.get(k) != paper.get(k)
+        ]
+    return found
 
 
 def scaled(table: Mapping[str, Any], scale: str, real: str | None) -> dict[str, Any]:
@@ -51,7 +48,8 @@ def _keys(content, series, algorithm, scale: str, real) -> dict[str, Any]:
         return {}
     used = {*recipe(algorithm).uses, *find(task).options}
     given = {k: v for k, v in {**at.get("keys", {}), **one.get("keys", {})}.items() if k in used}
-    keys = chosen_keys(task, algorithm, at.get("preset"), {}, given) | dict(one.get("over", {}))
+    preset = one.get("preset", at.get("preset"))
+    keys = chosen_keys(task, algorithm, preset, {}, given) | dict(one.get("over", {}))
     data = set(find(task).options) - MODEL
     every = {k: KEYS[k].default for k in used & set(KEYS)} | find(task).options | keys
     return {k: v for k, v in every.items() if k in used - data - ASIDE}

@@ -6,7 +6,7 @@ and the claims that they decide. docs/experiments.md explains how to write one.
     new_data              true: every trial draws its own synthetic data
     [quick], [full]       preset, trials, keys; round_ms on one core, for the estimate
     [quick.real]          changes if --data has the task's data
-    [[series]]            algorithms, keys, over (values to try), zip; more under quick, full
+    [[series]]            algorithms, keys, over (values to try), zip, preset; quick, full: more
     [[show]]              label, kind (curves, final, table, costs, bounds), and its content
     [[claim]]             number, says, checks (claims.py)
 
@@ -19,7 +19,7 @@ import hashlib
 import itertools
 import json
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import partial
@@ -53,6 +53,7 @@ class Setting:
     trials: Sequence[Trial]  # that are wanted now
     every: Sequence[Trial] = ()  # up to the last look
     data: str = ""  # if its series has a task of its own: "movie, synthetic"
+    departs: Sequence[str] = ()  # from the paper's settings
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,6 @@ class Study:
     version: int = 1
     digest: str = ""  # of what is run and judged
     looks: Sequence[int] = ()  # numbers of trials at which claims are judged; (): all at once
-    departs: Sequence[str] = ()  # from the paper's settings
 
     def costs(self) -> Any:
         """What `mixfl costs` says about the task at the paper's settings."""
@@ -133,12 +133,17 @@ def read(path: Path, scale: str, data: Path | None, trials: int | None = None) -
     real = real_data(task, data)
     fixed = {"trials": trials} if trials else {}
     more = {"first": SEEDS * (version - 1), "new_data": content.get("new_data", False)}
+    real_of = partial(real_data, data=data)
     settings = []
     for series in content.get("series", []):
         own = place(series.get("task", task), path)
         found = real_data(own, data)
         whole = with_places(series, path) | scaled(series, scale, found) | fixed
-        settings += expand(whole, scaled(content, scale, found) | fixed | more, own, found)
+        departs = partial(departures, content, series, scale=scale, real=real_of)
+        settings += expand(
+            whole, scaled(content, scale, found) | fixed | more, own, found,
+            departs if scale in content else None,
+        )  # fmt: skip
     at = {"trials": 3} | scaled(content, scale, real) | fixed
     names = [s.name for s in settings]
     if len(set(names)) < len(names):
@@ -150,7 +155,6 @@ def read(path: Path, scale: str, data: Path | None, trials: int | None = None) -
         settings, content.get("show", []), content.get("claim", []), at.get("round_ms", 0.0),
         content.get("bounds", {}), real, content.get("alone", False), version,
         digest(content, path), at["trials"] if isinstance(at["trials"], list) else (),
-        departures(content, scale, partial(real_data, data=data)) if scale in content else (),
     )  # fmt: skip
 
 
@@ -174,8 +178,9 @@ def real_data(task: str, data: Path | None) -> str | None:
 
 
 def expand(
-    series: Mapping[str, Any], at: Mapping[str, Any], task: str, real: str | None
-) -> list[Setting]:
+    series: Mapping[str, Any], at: Mapping[str, Any], task: str, real: str | None,
+    departs: Callable[[str], list[str]] | None,
+) -> list[Setting]:  # fmt: skip
     """One setting for each algorithm and each value tried."""
     over = series.get("over", {})
     label = f"{task}, {'real' if real else 'synthetic'}" if series.get("task") in FOLDERS else ""
@@ -193,10 +198,11 @@ def expand(
             counts = series.get("trials", at.get("trials", 3))
             first, last = (counts[0], counts[-1]) if isinstance(counts, list) else [counts] * 2
             every = made_trials(
-                task, algorithm, at.get("preset"), real, keys, name,
+                task, algorithm, series.get("preset", at.get("preset")), real, keys, name,
                 range(at["first"], at["first"] + last), at["new_data"],
             )  # fmt: skip
-            settings.append(Setting(name, id, keys, every[:first], every, label))
+            other = departs(algorithm) if departs else ()
+            settings.append(Setting(name, id, keys, every[:first], every, label, other))
     return settings
 
 
@@ -218,6 +224,8 @@ def made_trials(task, algorithm, preset, data, keys, name, seeds, new_data=False
     spec: list[Any] = [Path(task).name, "real" if data else None, counted]
     varied = new_data and data is None and "data_seed" in used - set(keys)
     spec += ["new data"] if varied else []
+    idle = find(task).synthetic if data else frozenset()  # they count, for the folder's name alone
+    keys = {k: v for k, v in keys.items() if k not in idle}
     hashed = hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:8]
     short = Path(task.split(":")[-1]).name
 

@@ -35,6 +35,7 @@ class Task:
     build: Callable[[dict[str, Any], Path | None], Problem]  # options, data -> problem
     presets: dict[str, Path]
     help: dict[str, str] = field(default_factory=dict)  # what its keys mean
+    synthetic: frozenset[str] = frozenset()  # keys that only describe its synthetic data
 
 
 def check_name(name: str) -> None:
@@ -63,8 +64,10 @@ def find(name: str) -> Task:
     def build(options, data):
         return module.problem(module.Options(**options), data)
 
-    help = {f.name: f.metadata.get("help", "") for f in dataclasses.fields(module.Options)}
-    return Task(name, dataclasses.asdict(module.Options()), build, presets, help)
+    fields = dataclasses.fields(module.Options)
+    help = {f.name: f.metadata.get("help", "") for f in fields}
+    synthetic = frozenset(f.name for f in fields if f.metadata.get("synthetic"))
+    return Task(name, dataclasses.asdict(module.Options()), build, presets, help, synthetic)
 
 
 def _own(name: str) -> Task:

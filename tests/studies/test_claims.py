@@ -1,6 +1,7 @@
 """Claims decided by figures: agree, disagree or not decided."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -317,12 +318,16 @@ def test_the_effect_shown_is_that_of_the_check_that_decides(tmp_path):
         "number": 1, "says": "so",
         "checks": [{"kind": "better", "metric": "eval/loss", "of": "a", "than": ["b", "c"]}],
     }  # fmt: skip
-    made = Study(**{**vars(outcomes.study), "claims": [claim], "departs": ["rounds 3 (5)"]})
+    settings = [replace(s, departs=[f"rounds of {s.name}"]) for s in outcomes.study.settings]
+    made = Study(**{**vars(outcomes.study), "claims": [claim], "settings": settings})
     (finding,) = claims.decide(made, outcomes.ended)
     assert finding.effect == "+0.5"
     assert finding.trials == "3"
-    assert finding.setting == "other: rounds 3 (5)"
-    made = Study(**{**vars(made), "departs": []})
+    # Of the series that it compares alone.
+    assert finding.setting == "other: rounds of a; rounds of b; rounds of c"
+    claim["checks"][0]["than"] = "b"
+    assert claims.decide(made, outcomes.ended)[0].setting == "other: rounds of a; rounds of b"
+    made = Study(**{**vars(made), "settings": outcomes.study.settings})
     assert claims.decide(made, outcomes.ended)[0].setting == "the paper's"
 
 

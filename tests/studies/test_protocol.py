@@ -218,15 +218,41 @@ def test_looks_must_rise(file, trials):
 
 
 def test_verdicts_say_how_their_settings_differ_from_the_papers(tmp_path):
+    def departs(study):
+        return {words for s in study.settings for words in s.departs}
+
     (quick,) = reproduce.chosen(["smile"], "quick", None)
-    assert "synthetic data" in quick.departs
-    assert "rounds 300 (500)" in quick.departs
-    assert not any(d.startswith(("local_steps", "client_batch", "inputs")) for d in quick.departs)
+    assert "synthetic data" in departs(quick)
+    assert "rounds 300 (500)" in departs(quick)
+    assert not any(d.startswith(("local_steps", "client_batch", "inputs")) for d in departs(quick))
     (tmp_path / "celeba").mkdir()
     (full,) = reproduce.chosen(["smile"], "full", tmp_path)
-    assert full.departs == []
+    assert departs(full) == set()
     (few,) = reproduce.chosen(["smile"], "full", None)
-    assert few.departs == ["synthetic data"]
+    assert departs(few) == {"synthetic data"}
+
+
+def test_series_of_several_tasks_depart_each_by_themselves(tmp_path):
+    for name in ("celeba", "movielens", "text"):
+        (tmp_path / name).mkdir()
+    (made,) = reproduce.chosen(["dissimilarity"], "quick", tmp_path)
+    departs = {s.name: list(s.departs) for s in made.settings}
+    assert departs["pt smile"] == departs["pt smile unit"] == departs["pt movie"] == []
+    assert "hidden 64 (1024)" in departs["pt text"]
+    assert not any(words.startswith("inputs") for words in departs["pt text"])
+    presets = {s.name: s.trials[0].preset for s in made.settings}
+    assert presets == {
+        "pt smile": "paper", "pt smile unit": "paper", "pt movie": "paper", "pt text": "cpu"
+    }  # fmt: skip
+    assert made.settings[0].trials[0].keys["local_steps"] == 1
+
+
+def test_keys_of_synthetic_data_are_not_given_to_runs_on_real_data(tmp_path):
+    """They would be refused. The folders keep their names."""
+    (tmp_path / "celeba").mkdir()
+    for data in (None, tmp_path):
+        (made,) = reproduce.chosen(["dp_smile"], "quick", data)
+        assert all(("image_size" in t.keys) == (data is None) for t in made.trials())
 
 
 def test_tasks_of_one_study_have_their_own_data(tmp_path):

@@ -122,6 +122,38 @@ def test_inputs_by_the_statistics_that_each_setting_allows():
     assert max(federated.max(), central.max()) <= 1
 
 
+@pytest.mark.parametrize("inputs", ["unit", "standardized"])
+def test_shrunk_faces_train_like_faces_of_that_size(tmp_path, inputs):
+    """Squares of pixels that are all alike have the mean that each of them has."""
+    drawn = faces(20, 6, size=8, seed=1)
+    client = drawn.pop("client")
+    wide = {**drawn, "image": drawn["image"].repeat(3, axis=1).repeat(3, axis=2)}
+    models = []
+    for name, columns, shrink in (("small", drawn, 1), ("wide", wide, 3)):
+        mixfl.ClientData.from_arrays(columns, client=client).write(tmp_path / name)
+        o = smile.Options(inputs=inputs, shrink=shrink, hidden=4)
+        p = smile.problem(o, tmp_path / name)
+        models.append(mixfl.train(p, "pt", rounds=3, cohort_size=4, client_lr=0.1))
+    small, wide = models
+    assert wide.params["hidden"]["w"].shape == (8 * 8 * 3, 4)
+    np.testing.assert_allclose(wide.params["hidden"]["w"], small.params["hidden"]["w"], atol=1e-6)
+    assert wide.metrics[-1]["eval/loss"] == pytest.approx(small.metrics[-1]["eval/loss"], abs=1e-6)
+
+
+def test_faces_that_do_not_divide_are_refused():
+    with pytest.raises(mixfl.MixflError, match="images of 10 x 10 x 3 can't be divided into squ"):
+        smile.problem(smile.Options(image_size=10, clients=6, shrink=3))
+
+
+@pytest.mark.parametrize(
+    ("task", "key", "value"),
+    [("smile", "image_size", 28), ("text", "length", 50), ("movie", "users", 99)],
+)
+def test_keys_of_synthetic_data_are_refused_with_real_data(task, key, value, tmp_path):
+    with pytest.raises(mixfl.MixflError, match=f"{key}: only for the synthetic data of the task"):
+        plan(task, "pt", data=str(tmp_path), given={key: value})
+
+
 def test_compare_pairs_trials_and_reports_divergence(tmp_path):
     plans = [
         plan("smile", a, given=dict(

@@ -54,13 +54,15 @@ class Options:
     count_context: bool = key(True, "are movies of the context candidates of recall@10?")
     eval_examples: UpToBillion = key(100_000, "examples to evaluate on, at most")
     users: Annotated[int, Meta(ge=13, le=10**6)] = key(
-        1000, "of the synthetic data, held-out ones included"
+        1000, "of the synthetic data, held-out ones included", synthetic=True
     )
-    movies: Annotated[int, Meta(ge=50, le=10**6)] = key(1000, "of the synthetic data")
+    movies: Annotated[int, Meta(ge=50, le=10**6)] = key(
+        1000, "of the synthetic data", synthetic=True
+    )
     per_user: Annotated[int, Meta(ge=20, le=10**5)] = key(
-        100, "ratings of a synthetic user, on average"
+        100, "ratings of a synthetic user, on average", synthetic=True
     )
-    difficulty: Share = key(0.5, "of the synthetic data, 0 to 1")
+    difficulty: Share = key(0.5, "of the synthetic data, 0 to 1", synthetic=True)
     data_seed: Index = key(0, "of the synthetic data and of the split of users")
 
     def __post_init__(self):

@@ -34,12 +34,15 @@ class Options:
         "standardized",
         "standardized per pixel, with federated sums; central: by central data alone; unit: [0, 1]",
     )
-    image_size: Annotated[int, Meta(ge=8, le=512)] = key(
-        84, "side of the synthetic faces, in pixels"
+    shrink: Annotated[int, Meta(ge=1, le=512)] = key(
+        1, "faces are averaged over squares of so many pixels a side: 3 makes 28 of 84"
     )
-    clients: Several = key(300, "synthetic clients, held-out ones included")
-    per_client: Several = key(30, "images per synthetic client, both labels")
-    difficulty: Share = key(0.5, "of the synthetic faces, 0 to 1")
+    image_size: Annotated[int, Meta(ge=8, le=512)] = key(
+        84, "side of the synthetic faces, in pixels", synthetic=True
+    )
+    clients: Several = key(300, "synthetic clients, held-out ones included", synthetic=True)
+    per_client: Several = key(30, "images per synthetic client, both labels", synthetic=True)
+    difficulty: Share = key(0.5, "of the synthetic faces, 0 to 1", synthetic=True)
     held_out: Share = key(0.2, "part of the clients that is for evaluation")
     validation: bool = key(False, VALIDATION_HELP)
     client_eval: bool = key(False, CLIENT_EVAL_HELP)
@@ -64,23 +67,24 @@ def problem(options: Options = Options(), data: Path | None = None) -> Problem: 
                 f"(held_out = {options.held_out:g}), or give data with both labels."
             )
 
-    size = int(np.prod(train.examples.columns["image"].shape))
-    mean, scale = _statistics(smiling, unsmiling, options.inputs)
-    loss = partial(image_loss, mean=mean, scale=scale)
-    each = partial(client_metrics, mean=mean, scale=scale)
+    size = _inputs(train.examples.columns["image"].shape, options.shrink)
+    mean, scale = _statistics(smiling, unsmiling, options.inputs, options.shrink)
+    given = {"mean": mean, "scale": scale, "shrink": options.shrink}
+    loss = partial(image_loss, **given)
+    each = partial(client_metrics, **given)
     return Problem(
         init=partial(init, inputs=size, hidden=options.hidden),
         terms=[
             Federated(loss, smiling, weight=0.5),
             Central(loss, unsmiling, weight=0.5),
         ],
-        evaluate=Evaluation(held_out.examples, mean, scale),
-        validate=Evaluation(validation.examples, mean, scale) if validation else None,
+        evaluate=Evaluation(held_out.examples, **given),
+        validate=Evaluation(validation.examples, **given) if validation else None,
         client_eval=(
             ClientEvaluation(each, held_out, at_server=True) if options.client_eval else None
         ),
         name="smile",
-        predict=partial(predict, mean=mean, scale=scale),
+        predict=partial(predict, **given),
     )
 
 
@@ -110,7 +114,28 @@ def _opened(path: Path) -> ClientData:
     return people
 
 
-def _statistics(smiling: ClientData, unsmiling: Examples, inputs: str):
+def _inputs(shape: tuple[int, ...], shrink: int) -> int:
+    """Their number, for images of this shape."""
+    if shrink == 1:
+        return int(np.prod(shape))
+    if len(shape) != 3 or shape[0] % shrink or shape[1] % shrink:
+        raise MixflError(
+            f"shrink = {shrink}: images of {' x '.join(map(str, shape))} can't be divided into "
+            f"squares of {shrink} x {shrink} pixels."
+        )
+    return int(np.prod(shape)) // shrink**2
+
+
+def pixels(image, shrink: int):
+    """[n, h, w, channels] -> [n, inputs]"""
+    if shrink > 1:
+        n, h, w, c = image.shape
+        squares = image.reshape(n, h // shrink, shrink, w // shrink, shrink, c)
+        image = squares.astype(jnp.float32).mean((2, 4))
+    return image.reshape(image.shape[0], -1)
+
+
+def _statistics(smiling: ClientData, unsmiling: Examples, inputs: str, shrink: int = 1):
     """Mean and scale that turn pixels into inputs: (pixel - mean) * scale.
 
     standardized: the server needs sums of the values and of their squares per pixel. From clients
@@ -120,19 +145,20 @@ def _statistics(smiling: ClientData, unsmiling: Examples, inputs: str):
     """
     if inputs == "unit":
         return np.float32(0), np.float32(1 / 255)
-    mean, square = central = _moments(unsmiling)
+    mean, square = central = _moments(unsmiling, shrink)
     if inputs == "standardized":
-        mean, square = (_moments(smiling.examples) + central) / 2  # both labels count equally
+        both = _moments(smiling.examples, shrink) + central
+        mean, square = both / 2  # both labels count equally
     return mean.astype(np.float32), (1 / (np.sqrt(square - mean**2) + 1)).astype(np.float32)
 
 
-def _moments(images: Examples) -> np.ndarray:
+def _moments(images: Examples, shrink: int) -> np.ndarray:
     """Mean and mean square per pixel, [2, pixels], over (at most 2000 of) the images."""
     rows = np.random.default_rng(0).permutation(len(images))[:2000]
     total: Any = 0
     for part in np.array_split(rows, -(-len(rows) // 100)):
-        pixels = images.take(part)["image"].reshape(len(part), -1).astype(np.float64)
-        total = total + np.stack([pixels.sum(0), (pixels**2).sum(0)])
+        values = pixels(images.take(part)["image"], shrink).astype(np.float64)
+        total = total + np.stack([values.sum(0), (values**2).sum(0)])
     return total / len(rows)
 
 
@@ -146,9 +172,9 @@ def init(key: Any, inputs: int, hidden: int) -> dict[str, Any]:
     }
 
 
-def logits(params, image, mean, scale):
-    pixels = (image.reshape(image.shape[0], -1).astype(jnp.float32) - mean) * scale
-    hidden = jax.nn.relu(pixels @ params["hidden"]["w"] + params["hidden"]["b"])
+def logits(params, image, mean, scale, shrink=1):
+    inputs = (pixels(image, shrink).astype(jnp.float32) - mean) * scale
+    hidden = jax.nn.relu(inputs @ params["hidden"]["w"] + params["hidden"]["b"])
     return (hidden @ params["logit"]["w"] + params["logit"]["b"])[:, 0]
 
 
@@ -156,18 +182,18 @@ def cross_entropy(z, smiling):
     return jnp.logaddexp(0.0, z) - smiling * z
 
 
-def image_loss(params, batch, mean, scale):
-    return cross_entropy(logits(params, batch["image"], mean, scale), batch["smiling"])
+def image_loss(params, batch, mean, scale, shrink=1):
+    return cross_entropy(logits(params, batch["image"], mean, scale, shrink), batch["smiling"])
 
 
-def predict(params, batch, mean, scale):
+def predict(params, batch, mean, scale, shrink=1):
     """`smiling`: the probability."""
-    return {"smiling": jax.nn.sigmoid(logits(params, batch["image"], mean, scale))}
+    return {"smiling": jax.nn.sigmoid(logits(params, batch["image"], mean, scale, shrink))}
 
 
-def client_metrics(params, batch, mean, scale):
+def client_metrics(params, batch, mean, scale, shrink=1):
     """Of each example, for a client's own means."""
-    z = logits(params, batch["image"], mean, scale)
+    z = logits(params, batch["image"], mean, scale, shrink)
     right = (z > 0) == (batch["smiling"] == 1)
     return {"loss": cross_entropy(z, batch["smiling"]), "accuracy": right.astype(jnp.float32)}
 
@@ -175,14 +201,14 @@ def client_metrics(params, batch, mean, scale):
 class Evaluation:
     """AUC and loss on both labels, over all held-out examples, one chunk at a time."""
 
-    def __init__(self, examples: Examples, mean, scale):
+    def __init__(self, examples: Examples, mean, scale, shrink: int = 1):
         self.examples = examples
         self.labels = examples.take(np.arange(len(examples)))["smiling"].astype(np.float64)
         if not 0 < self.labels.mean() < 1:
             raise MixflError(
                 "the held-out clients have faces of only one label: hold out more clients."
             )
-        self.logits = jax.jit(partial(logits, mean=mean, scale=scale))
+        self.logits = jax.jit(partial(logits, mean=mean, scale=scale, shrink=shrink))
 
     def __call__(self, params) -> dict[str, float]:
         n = len(self.examples)

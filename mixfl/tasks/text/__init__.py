@@ -60,13 +60,13 @@ class Options:
         "held-out ones pooled; or the articles' part, 0 to 1",
     )
     eval_sequences: UpToBillion = key(1000, "sequences of each split that are evaluated at most")
-    clients: Several = key(250, "synthetic clients, held-out ones included")
-    per_client: UpToMillion = key(80, "sequences per synthetic client")
+    clients: Several = key(250, "synthetic clients, held-out ones included", synthetic=True)
+    per_client: UpToMillion = key(80, "sequences per synthetic client", synthetic=True)
     articles: Annotated[int, Meta(ge=2, le=10**8)] = key(
-        8000, "sequences of the synthetic central data"
+        8000, "sequences of the synthetic central data", synthetic=True
     )
-    length: UpToMillion = key(100, "characters of a synthetic sequence")
-    difficulty: Share = key(0.5, "of the synthetic text, 0 to 1")
+    length: UpToMillion = key(100, "characters of a synthetic sequence", synthetic=True)
+    difficulty: Share = key(0.5, "of the synthetic text, 0 to 1", synthetic=True)
     data_seed: Index = key(0, "seed of the synthetic text and of what is held out and evaluated")
 
     def __post_init__(self):
