@@ -19,13 +19,14 @@ from jax.sharding import PartitionSpec as P
 
 from mixfl.aggregation import Chain
 from mixfl.aggregation.download import Down, Download
-from mixfl.algorithms.contract import AfterChunk, Algorithm, Sums
+from mixfl.algorithms.contract import AfterChunk, Algorithm, ClientFeed, Sums
 from mixfl.algorithms.origin import OF_A_RUN, Origin, traced_settings
 from mixfl.algorithms.steps import add
 from mixfl.engine import processes
 from mixfl.engine.ahead import Ahead
 from mixfl.engine.auto import Forms
 from mixfl.engine.dispatch import Dispatched
+from mixfl.engine.ordered import after
 from mixfl.engine.summing import Population, Summed, finite
 from mixfl.errors import MixflError
 from mixfl.forms.products import most_layers
@@ -60,6 +61,12 @@ class Carry(NamedTuple):
     sums: tuple  # per population
     rejected: Any  # clients left out because their update was not finite
     counts: dict[str, Any]  # what the aggregation counted
+
+
+def delayed(before: Summed, feeds: ClientFeed) -> ClientFeed:
+    """Clients whose training begins after others have ended."""
+    mask = after(before, feeds.batches.mask)
+    return feeds._replace(batches=feeds.batches._replace(mask=mask))
 
 
 def needs_number(error: Exception) -> MixflError:
@@ -217,7 +224,7 @@ class Round:
         """`reports` has, per chunk and population, the reports of the clients."""
         _, algorithm, _ = self._built(given)
         with self._shared():
-            central = algorithm.central(state.algorithm, self._told(drawn))
+            central = algorithm.central(state.algorithm, self._told(self._later(drawn, carry)))
         clients = self.algorithm.feed.clients
         released = list(
             map(self.aggregation.release, state.aggregation if clients else (), carry.sums)
@@ -253,6 +260,12 @@ class Round:
         if self.mesh is None:
             return contextlib.nullcontext()
         return jax.sharding.use_abstract_mesh(self.mesh.abstract_mesh)
+
+    def _later(self, drawn, carry: Carry):
+        """The batches, but not before the sums over the clients are there."""
+        if self.mesh is None or not self.algorithm.feed.clients:
+            return drawn
+        return [d and d._replace(mask=after(carry, d.mask)) for d in drawn]
 
     def _told(self, drawn):
         return [d and d._replace(after_chunk=self.long) for d in drawn]
@@ -305,12 +318,13 @@ class Round:
         if not clients:
             return Carry((), jnp.int32(0), {}), (), ()
         problem, algorithm, s = self._built(given)
-        summed = [
-            self._summed(algorithm, s, *of_population)
-            for of_population in zip(
-                problem.populations, broadcasts, clients, aggregation, strict=True
-            )
-        ]
+        summed: list[Summed] = []
+        for term, broadcast, sizes, state in zip(
+            problem.populations, broadcasts, clients, aggregation, strict=True
+        ):
+            if self.mesh is not None and summed:
+                sizes = [delayed(summed[-1], feeds) for feeds in sizes]
+            summed.append(self._summed(algorithm, s, term, broadcast, sizes, state))
         rejected = sum(s.rejected for s in summed)
         counts = add(*(s.counts for s in summed))
         carry = Carry(tuple(s.sums for s in summed), rejected, counts)
