@@ -2,8 +2,9 @@
 
     python -m benchmarks.verdicts docs/results/verdicts_*.json              # a row a claim
     python -m benchmarks.verdicts docs/results/verdicts_*.json --figures    # all checks
+    python -m benchmarks.verdicts docs/results/verdicts_*.json --earlier    # superseded versions
 
-All versions of a protocol are listed, the newest first.
+Of each study, the newest version of its protocol that a file has; with --earlier, the others.
 """
 
 import json
@@ -44,9 +45,14 @@ def figures(findings: list[Finding]) -> list[str]:
 @click.command()
 @click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, path_type=Path))
 @click.option("--figures", "detailed", is_flag=True, help="All checks of each claim.")
-def main(files: tuple[Path, ...], detailed: bool) -> None:
-    studies = [study for file in files for study in json.loads(file.read_text()).values()]
-    every = [Finding(**f) for study in studies for found in study.values() for f in found]
+@click.option("--earlier", is_flag=True, help="Versions that a newer one has replaced.")
+def main(files: tuple[Path, ...], detailed: bool, earlier: bool) -> None:
+    every = []
+    for file in files:
+        for versions in json.loads(file.read_text()).values():
+            newest = max(versions, key=int)
+            shown = [v for v in versions if (v != newest) == earlier]
+            every += [Finding(**f) for v in shown for f in versions[v]]
     click.echo("\n".join(figures(every) if detailed else table(HEADER, rows(every))))
 
 

@@ -3,8 +3,9 @@
 Operations that do not depend on each other run in any order, and each device has its own. Where
 devices add up or exchange results, each waits for all, with a thread that does nothing else. If two
 wait in different places and no thread is left, the round never ends, and XLA ends the process after
-40 s. XLA keeps the order of collectives in one list of operations, but not between those in a loop
-and those outside (jaxlib 0.10.2). So what has collectives begins after what is before it has ended.
+40 s. With jaxlib 0.10.2, this happened between a loop that exchanges something and an operation
+outside of it, and not between two operations outside of loops. So each loop that does begins when
+what is before it has ended, and the work at the server after the clients'.
 """
 
 from typing import Any

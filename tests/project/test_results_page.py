@@ -19,6 +19,7 @@ NOW = ["verdicts_synthetic.json", "verdicts_real.json", "verdicts_real_paper.jso
 PAGES = [
     ("../results.md", NOW, []),
     ("claims_2.md", NOW, ["--figures"]),
+    ("earlier.md", NOW, ["--earlier"]),
     ("version_1.md", ["verdicts_1.json"], []),
 ]
 
@@ -27,7 +28,7 @@ PAGES = [
 def test_a_page_has_what_the_verdicts_say(page, files, options):
     made = CliRunner().invoke(main, [*(str(RESULTS / f) for f in files), *options])
     assert made.exit_code == 0
-    assert made.output.count("\n") > 20
+    assert made.output.count("\n") > 4
     assert made.output.strip() in (RESULTS / page).read_text()
 
 
